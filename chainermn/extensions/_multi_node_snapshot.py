@@ -158,10 +158,10 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         with raise_on_all_ranks(self.comm, 'multi_node_snapshot'):
             if len(self.replica_set) > 1 and SavedParts(self._target(trainer)).sharded:
                 raise ValueError(
-                    'with shard_states=True, each rank has its own part of the optimizer states, '
-                    'so multi_node_snapshot needs replica sets of one rank each. Pass '
-                    'replica_sets=[[rank] for rank in range(comm.size)], or use '
-                    'chainermn.create_multi_node_checkpointer.')
+                    'with shard_states=True or update_on_kvstore=True, each rank has its own part '
+                    'of the optimizer states, so multi_node_snapshot needs replica sets of one '
+                    'rank each. Pass replica_sets=[[rank] for rank in range(comm.size)], or '
+                    'use chainermn.create_multi_node_checkpointer.')
         if self._is_collective:
             self._saver.complete(None)
         is_ours = self._writer is not None and self._pattern is not None

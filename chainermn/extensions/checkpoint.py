@@ -307,10 +307,11 @@ class MultiNodeCheckpointer(chainer.training.Extension):
 
         Args:
             trainer: The object to load into, of the type that was saved; or a dict of such objects.
-            optimizer: Multi-node optimizer. If it is passed, or if a dict is loaded, the first
-                update after loading changes the parameters as usual, for all multi-node optimizers
-                of the trainer or dict. Otherwise, the first update only copies rank 0's parameters
-                to all ranks. Other types of optimizers have no effect.
+            optimizer: Multi-node or KVStore optimizer. If it is passed, or if a dict is loaded, the
+                first update after loading changes the parameters as usual, for all multi-node and
+                KVStore optimizers of the trainer or dict. Otherwise, their first update only copies
+                rank 0's parameters to all ranks, so the gradients of one batch are lost. Other
+                types of optimizers always change the parameters.
             path: Folder of the files, from now on.
 
         Returns:

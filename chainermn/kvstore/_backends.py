@@ -108,6 +108,10 @@ class Backend(abc.ABC):
         """Return the objects of all ranks on rank 0, and ``None`` elsewhere. Collective."""
 
     @abc.abstractmethod
+    def allgather(self, operation: str, obj: _T) -> list[_T]:
+        """Return the objects of all ranks. Collective."""
+
+    @abc.abstractmethod
     def bcast(self, operation: str, obj: _T) -> _T:
         """Return the object of rank 0. Collective."""
 
@@ -168,6 +172,9 @@ class LocalBackend(Backend):
     def gather(self, operation: str, obj: _T) -> list[_T]:
         return [obj]
 
+    def allgather(self, operation: str, obj: _T) -> list[_T]:
+        return [obj]
+
     def bcast(self, operation: str, obj: _T) -> _T:
         return obj
 
@@ -218,6 +225,10 @@ class _DistBackend(Backend):
     def gather(self, operation: str, obj: _T) -> list[_T] | None:
         with self._called_by(operation):
             return self._comm.gather_obj(obj)
+
+    def allgather(self, operation: str, obj: _T) -> list[_T]:
+        with self._called_by(operation):
+            return self._comm.allgather_obj(obj)
 
     def bcast(self, operation: str, obj: _T) -> _T:
         with self._called_by(operation):

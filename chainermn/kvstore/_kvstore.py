@@ -418,10 +418,10 @@ class KVStore:
 
     def save_optimizer_states(self, fname: str | os.PathLike[str],
                               dump_optimizer: bool = False) -> None:
-        """Write the optimizer's states, such as momenta and float32 copies, to an npz file.
+        """Write the optimizer's states, such as momenta and float32 copies, and ``t`` to a file.
 
-        The file does not contain the values of the keys; pull and save them separately. The file is
-        replaced atomically.
+        The NPZ file does not contain the values of the keys; pull and save them separately. An old
+        file is replaced atomically.
 
         Collective in ``dist`` types: every rank calls it. Rank 0 writes the states of all ranks to
         one file, which any number of ranks can load.
@@ -455,7 +455,8 @@ class KVStore:
                         states[layout.key] = _optimizer_states.join_states(layout, shards)
                 _optimizer_states.write_states(
                     fname, states,
-                    _optimizer_states.describe(optimizer) if dump_optimizer else None)
+                    _optimizer_states.describe(optimizer) if dump_optimizer else None,
+                    int(optimizer.t))
         self._backend.barrier('save_optimizer_states')
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
@@ -464,8 +465,9 @@ class KVStore:
         Keys that are not in the file lose their states. A float32 copy is loaded only if it still
         rounds to the value of its key.
 
-        Keys that are not initialized yet get their states when they are initialized. If the file
-        contains hyperparameters, they are set in the optimizer.
+        Keys that are not initialized yet get their states when they are initialized. The
+        optimizer's ``t`` is set to the saved one. If the file contains hyperparameters, they are
+        set in the optimizer.
 
         Collective in ``dist`` types: every rank calls it. Rank 0 reads the file.
 
@@ -493,7 +495,7 @@ class KVStore:
                 found = _optimizer_states.read_states(fname)
         found = self._backend.bcast('load_optimizer_states', found)
         assert found is not None
-        states, saved = found
+        states, saved, t = found
         if saved is not None:
             current = _optimizer_states.describe(optimizer)['optimizer']
             if saved['optimizer'] != current:
@@ -502,6 +504,11 @@ class KVStore:
             for name, value in saved['hyperparameters'].items():
                 setattr(optimizer.hyperparam, name, value)
         self._backend.server.load_optimizer_states(states)
+        if t is not None:
+            optimizer.t = t
+        updater = self._backend.server.updater
+        assert isinstance(updater, OptimizerUpdater)
+        updater.on_load(states)
         self._backend.barrier('load_optimizer_states')
 
     # --- synchronization -------------------------------------------------------------------------

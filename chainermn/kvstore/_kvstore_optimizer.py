@@ -1,17 +1,22 @@
 """create_kvstore_optimizer: an optimizer that trains through a store, like Gluon's Trainer."""
 from __future__ import annotations
 
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import chainer
+import numpy as np
 
+from chainer_compat.updates import sharded_states
 from chainermn.communicators.errors import raise_on_all_ranks
 from chainermn.kvstore import _arguments
 from chainermn.kvstore._kvstore import KVStore
-from chainermn.kvstore._optimizer_updater import OptimizerUpdater
+from chainermn.kvstore._optimizer_states import OptimizerState
+from chainermn.kvstore._optimizer_updater import OptimizerUpdater, write_state
 from chainermn.kvstore._server import assign
+from chainermn.kvstore._sharding import Key, KeyLayout
 from chainermn.optimizers.proxy import (
     Named,
     OptimizerProxy,
@@ -43,12 +48,12 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
     from the mean gradients. A parameter with k paths is updated k times, as in Chainer.
 
     Without ``update_on_kvstore``, the actual optimizer works as usual, with all hooks,
-    per-parameter hyperparameters, loss scaling, and its states in snapshots. With
-    ``update_on_kvstore``, hooks must be called for each parameter separately. Each rank keeps the
-    states of the parameters that it serves, and
-    :meth:`chainermn.kvstore.KVStore.save_optimizer_states` saves them. If your script changes
-    parameters, for example by clipping weights or by loading a model after the first update, the
-    next update overwrites the changes.
+    per-parameter hyperparameters and loss scaling. With ``update_on_kvstore``, hooks must be called
+    for each parameter separately. Each rank keeps the states of the parameters that it serves, so
+    each rank must save its own file, as :func:`chainermn.create_multi_node_checkpointer` does, or
+    call :meth:`chainermn.kvstore.KVStore.save_optimizer_states`. If your script changes parameters,
+    for example by clipping weights, the next update overwrites the changes, unless it has also
+    loaded the optimizer.
 
     In ``dist_sync``, gradients are averaged: the store multiplies their sum by
     ``1 / kvstore.num_workers`` (in float32 for float16). In ``dist_async``, each push of a rank is
@@ -60,7 +65,8 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
 
     The first ``update`` does not change ``t``: it initializes the keys and copies the parameters of
     rank 0 to all ranks. An ``update`` that finds newly initialized parameters does the same for
-    these parameters. Such updates are collective. In ``dist_async``, all other updates are not
+    these parameters. After the checkpointer has loaded, the first ``update`` also changes the
+    parameters. Such updates are collective. In ``dist_async``, all other updates are not
     collective, and the number of updates may differ between ranks.
 
     Args:
@@ -121,18 +127,32 @@ class _KVStoreOptimizer(OptimizerProxy):
     kvstore: KVStore
     _initialized: set[str]
     _settings: OptimizerSettings
+    _is_new: bool  # loaded from a snapshot that was saved before the first update
+    _is_loaded: bool  # since the last update
+    _is_resumed: bool  # whether the next update changes the parameters even if it adds keys
 
     def __init__(self, actual_optimizer: chainer.optimizer.GradientMethod, kvstore: KVStore,
                  compare_settings: bool, noise: tuple[bool, bool] = (True, True)) -> None:
         super().__init__(actual_optimizer)
         self.kvstore = kvstore
         self._initialized = set()
+        self._is_new = self._is_loaded = self._is_resumed = False
         self._settings = OptimizerSettings(
             actual_optimizer, 'the KVStore optimizer', 'create_kvstore_optimizer', {
                 'update_on_kvstore': str(isinstance(self, _StoreUpdate)),
                 'compare_settings': str(bool(compare_settings))},
             is_compared=compare_settings, noise=noise)
         kvstore._backend.server.loss_scale = lambda: actual_optimizer._loss_scale
+
+    @property
+    def compression(self) -> object:
+        """The compressor of the pushed gradients, or ``None``."""
+        return self.kvstore._backend.server.compressor
+
+    @property
+    def has_sharded_states(self) -> bool:
+        """Whether each rank has only a part of the states, so that it must save its own file."""
+        return False
 
     def setup(self, link: chainer.Link) -> _KVStoreOptimizer:
         """Set the model to train. See :meth:`chainer.Optimizer.setup`.
@@ -179,17 +199,65 @@ class _KVStoreOptimizer(OptimizerProxy):
         parameters = _initialized(named)
         new = [path for path in parameters if path not in self._initialized]
         with self.kvstore._backend.comparing(self._settings, named):
-            if not new:
+            if new or self._is_loaded:
+                self._start(parameters, new)
+            if new and not self._is_resumed:
+                self._pull({path: parameters[path] for path in new})
+            else:
                 self._step(parameters)
-                return
-            with raise_on_all_ranks(self.kvstore._backend, 'update'):
-                if taken := [path for path in new if path in self.kvstore._layouts]:
-                    raise ValueError(f'the store already has the key {taken[0]!r}, perhaps from '
-                                     'another optimizer; use a separate store for each optimizer')
-            self._prepare(parameters, new)
+            self._is_resumed = False
+
+    def is_changed(self, target: chainer.Link) -> bool:
+        """Make the next update change the parameters, because a checkpoint was loaded.
+
+        Otherwise, the first update only copies the parameters of rank 0. Checkpointers call this
+        method on all ranks.
+
+        Args:
+            target: The model.
+
+        Returns:
+            Whether the next update changes the parameters, unless it did so anyway.
+        """
+        self._is_resumed = not self._is_new and not self._initialized
+        return self._is_resumed
+
+    def _serialize_start(self, serializer: chainer.AbstractSerializer) -> None:
+        """Save or load whether the first update is over, and the residuals of compression."""
+        own = serializer['chainermn']
+        if isinstance(serializer, chainer.Deserializer):
+            self._is_new = bool(_loaded(own, 'is_new', False))
+            self._is_loaded = True
+        elif self._is_new or not (self._initialized or self._is_loaded):
+            own('is_new', True)
+        compressor = self.kvstore._backend.server.compressor
+        if compressor is not None:
+            residuals, rank = own['kvstore'], self.kvstore.rank
+            if _loaded(residuals, 'rank', rank) == rank:
+                compressor.serialize(residuals)
+            else:
+                compressor.reset()
+
+    def _start(self, parameters: _Parameters, new: list[str]) -> None:
+        """Initialize the keys of new parameters and restore loaded states. Collective."""
+        with raise_on_all_ranks(self.kvstore._backend, 'update'):
+            if taken := [path for path in new if path in self.kvstore._layouts]:
+                raise ValueError(f'the store already has the key {taken[0]!r}, perhaps from '
+                                 'another optimizer; use a separate store for each optimizer')
+        self._prepare(parameters, new)
+        if new:
             self.kvstore.init(new, [parameters[path].array for path in new])
             self._initialized.update(new)
-            self._pull({path: parameters[path] for path in new})
+        self._restore({path: parameter for path, parameter in parameters.items()
+                       if path not in new})
+        self._is_loaded = self._is_new = False
+
+    def _restore(self, old: _Parameters) -> None:
+        """Restore loaded states in the store. Collective: every rank calls it.
+
+        Args:
+            old: The parameters whose keys were initialized before.
+        """
 
     def _push(self, parameters: _Parameters) -> None:
         self.kvstore.push(list(parameters), [parameter.grad for parameter in parameters.values()],
@@ -218,11 +286,22 @@ class _KVStoreOptimizer(OptimizerProxy):
 
 def _initialized(named: Named) -> _Parameters:
     """Return the initialized parameters, each once, by their first paths."""
+    return _by_first_path((path, param) for path, param in named if param.is_initialized)
+
+
+def _by_first_path(named: Iterable[tuple[str, chainer.Parameter]]) -> _Parameters:
     first: dict[int, tuple[str, chainer.Parameter]] = {}
     for path, parameter in named:
-        if parameter.is_initialized:
-            first.setdefault(id(parameter), (path, parameter))
+        first.setdefault(id(parameter), (path, parameter))
     return dict(first.values())
+
+
+def _loaded(serializer: chainer.AbstractSerializer, name: str, default: object) -> Any:
+    """Return a value of a snapshot, or ``default`` if it has none. Save ``default`` if saving."""
+    try:
+        return serializer(name, default)
+    except KeyError:
+        return default
 
 
 def _priorities(parameters: _Parameters) -> list[float]:
@@ -231,6 +310,15 @@ def _priorities(parameters: _Parameters) -> list[float]:
 
 class _WorkerUpdate(_KVStoreOptimizer):
     """The store averages the gradients. Each rank updates its parameters with the mean."""
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        """Save or load the actual optimizer, and the gradients that this rank has not sent yet.
+
+        Args:
+            serializer: A Chainer serializer or deserializer.
+        """
+        self.actual_optimizer.serialize(serializer)
+        self._serialize_start(serializer)
 
     def _prepare(self, parameters: _Parameters, new: list[str]) -> None:
         scales = dict.fromkeys(new, 1 / self.kvstore.num_workers)
@@ -255,8 +343,30 @@ class _WorkerUpdate(_KVStoreOptimizer):
             compressor.rollback()  # the step was skipped
 
 
+class _LoadedState(NamedTuple):
+    """The states of a parameter in a file."""
+
+    #: The first element and the end, if they are those of a shard. Then the arrays are flat, unless
+    #: the shard has all elements.
+    elements: tuple[int, int] | None
+    state: OptimizerState  # including ``t``
+
+    def is_for(self, layout: KeyLayout, rank: int) -> bool:
+        """Return whether it has all states of a rank's shard."""
+        elements = layout.elements(rank)
+        return self.elements in (None, elements) or elements[0] == elements[1]
+
+    def shard(self) -> sharded_states.StateShard:
+        """Return the states with their elements."""
+        begin, end = self.elements or (0, 0)
+        return sharded_states.StateShard(begin, end, dict(self.state) if begin < end else {})
+
+
 class _StoreUpdate(_KVStoreOptimizer):
     """The store updates the parameters. Each rank pulls them."""
+
+    _updater: OptimizerUpdater
+    _states: dict[str, _LoadedState]  # loaded, but not yet in the store
 
     def __init__(self, actual_optimizer: chainer.optimizer.GradientMethod, kvstore: KVStore,
                  compare_settings: bool) -> None:
@@ -265,17 +375,130 @@ class _StoreUpdate(_KVStoreOptimizer):
         updater = kvstore._backend.server.updater
         assert isinstance(updater, OptimizerUpdater)
         updater.is_loss_scaled = True
-        self._updater = updater
+        updater.on_load = self._follow
+        self._updater, self._states = updater, {}
+
+    @property
+    def has_sharded_states(self) -> bool:
+        return self.kvstore.num_workers > 1 and self._updater.has_states
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Save or load ``t`` and the epoch. The store has the other states.
+        """Save or load ``t``, the epoch and the states of this rank's shards in the store.
+
+        The states that were loaded are restored in the next update.
 
         Args:
             serializer: A Chainer serializer or deserializer.
+
+        Raises:
+            RuntimeError: If a ``dist_async`` store already has the parameters when a snapshot is
+                loaded.
+
+        Warns:
+            RuntimeWarning: If the updater of the store was replaced, so its states are not saved.
         """
+        is_loading = isinstance(serializer, chainer.Deserializer)
+        if is_loading and self._initialized and self.kvstore.type == 'dist_async':
+            raise RuntimeError(
+                'a dist_async store already has the parameters, and other ranks may be changing '
+                'them. Load snapshots before the first update.')
         optimizer = self.actual_optimizer
         optimizer.t = serializer('t', optimizer.t)
         optimizer.epoch = serializer('epoch', optimizer.epoch)
+        self._serialize_start(serializer)
+        if self.kvstore._backend.server.updater is not self._updater:
+            warnings.warn(
+                'the updater of the store was replaced, so snapshots do not contain its states. '
+                'Save the states of your updater yourself, or do not call set_updater or '
+                'set_optimizer after create_kvstore_optimizer.', RuntimeWarning, stacklevel=2)
+            return
+        has_states = self._updater.has_states
+        named = sorted(self.target.namedparams())
+        firsts = {id(parameter): path for path, parameter in reversed(named)}
+        for path, parameter in named:
+            if parameter.update_rule is None:
+                continue
+            if not is_loading:  # Chainer also saves the states under all paths
+                self._save(firsts[id(parameter)], parameter, serializer[path], has_states)
+            elif path == firsts[id(parameter)]:
+                self._load(path, parameter, serializer[path], has_states)
+
+    def _save(self, path: str, parameter: chainer.Parameter,
+              serializer: chainer.AbstractSerializer, has_states: bool) -> None:
+        """Save the update rule of a parameter.
+
+        The number of updates is the same on all ranks, except in ``dist_async``.
+        """
+        layout, elements = self.kvstore._layouts.get(path), None
+        if path in self._states:
+            elements, state = self._states[path]
+            write_state(state, serializer)
+        elif has_states and layout is not None and parameter.size:
+            begin, end = layout.elements(self.kvstore.rank)
+            if self.kvstore.num_workers > 1:
+                elements = begin, end
+            if begin < end:
+                self.kvstore._backend.server.save_rule(layout, serializer)
+            else:
+                serializer('t', parameter.update_rule.t)
+        else:
+            serializer('t', parameter.update_rule.t)
+        if elements is not None:
+            serializer(sharded_states.ENTRY, np.array([*elements, *parameter.shape]))
+
+    def _load(self, path: str, parameter: chainer.Parameter,
+              serializer: chainer.AbstractSerializer, has_states: bool) -> None:
+        """Load the update rule of a parameter."""
+        entry = _loaded(serializer, sharded_states.ENTRY, None)
+        elements = None if entry is None else (int(entry[0]), int(entry[1]))
+        if not has_states or elements == (0, 0):
+            state: OptimizerState = {'t': int(serializer('t', 0))}
+        else:
+            state = {'t': int(serializer('t', 0))}
+            try:
+                state = self._updater.load_rule(serializer)
+            except KeyError:
+                if parameter.is_initialized and parameter.size:
+                    raise  # otherwise, the parameter had no states in the saved run
+        self._states[path] = _LoadedState(elements, state)
+        parameter.update_rule.t = int(state['t'])
+
+    def _follow(self, states: Mapping[Key, OptimizerState]) -> None:
+        """Count the updates as in a file that ``load_optimizer_states`` has loaded."""
+        self._states.clear()
+        if self.target is not None:
+            for path, parameter in _by_first_path(sorted(self.target.namedparams())).items():
+                if path in self._initialized and parameter.update_rule is not None:
+                    parameter.update_rule.t = int(states[path]['t']) if path in states else (
+                        self._updater.starts.get(path, 0))
+
+    def _restore(self, old: _Parameters) -> None:
+        backend, layouts = self.kvstore._backend, self.kvstore._layouts
+        server, states = backend.server, self._states
+        for path, parameter in old.items() if self._is_loaded else ():
+            server.replace(layouts[path], parameter.array)
+            if path in states:
+                self._updater.forget(path, int(states[path].state['t']))
+        own = {path: state for path, state in states.items()
+               if path in layouts}
+        needs_others = any(not state.is_for(layouts[path], self.kvstore.rank)
+                           for path, state in own.items())
+        if any(backend.allgather('update', needs_others)):
+            of_ranks = backend.allgather('update', {
+                path: state.shard() for path, state in own.items() if state.elements})
+            with raise_on_all_ranks(backend, 'update'):
+                for path in own:
+                    parts = [shards[path] for shards in of_ranks if path in shards]
+                    if parts:
+                        own[path] = _LoadedState(None, {'t': own[path].state['t'], **(
+                            sharded_states.join(path, layouts[path].shape, parts))})
+        for path, (elements, state) in own.items():
+            if len(state) > 1:
+                server.restore(layouts[path], state, is_shard=elements is not None)
+        for path in own:
+            del states[path]
+        if self.kvstore.type == 'dist_async':
+            backend.barrier('update')  # no server gets a gradient before it has its states
 
     def _prepare(self, parameters: _Parameters, new: list[str]) -> None:
         with raise_on_all_ranks(self.kvstore._backend, 'update'):
@@ -292,10 +515,15 @@ class _StoreUpdate(_KVStoreOptimizer):
                                  'each of them separately. Assign one Parameter object to both '
                                  f'links (link.W = other.W), or {_ON_WORKERS}.')
         uses = Counter(map(id, self.target.params()))
+        loaded = self.kvstore._backend.server.loaded
         for path in new:
             self._updater.repeats[path] = uses[id(parameters[path])]
             rule = parameters[path].update_rule
+            if path in loaded:  # load_optimizer_states has complete states
+                self._states.pop(path, None)
             if rule is not None:
+                if path in loaded:
+                    rule.t = int(loaded[path]['t'])
                 self._updater.starts[path] = rule.t
 
     def _check(self, parameters: Iterable[tuple[str, chainer.Parameter]]) -> None:
@@ -335,7 +563,8 @@ class _StoreUpdate(_KVStoreOptimizer):
         self._push(parameters)
         for parameter in self.target.params():  # Optimizer.update also counts these updates
             rule = parameter.update_rule
-            if rule is not None and rule.enabled and not parameter.is_initialized:
+            if rule is not None and rule.enabled and (
+                    not is_async or not parameter.is_initialized or parameter.grad is not None):
                 rule.t += 1
         self.actual_optimizer.t += 1
         self._pull(parameters)

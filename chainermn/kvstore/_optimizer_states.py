@@ -70,19 +70,20 @@ def join_states(layout: KeyLayout, states: Mapping[int, OptimizerState]) -> Opti
 
 
 def write_states(path: str | os.PathLike[str], states: Mapping[Key, OptimizerState],
-                 optimizer: OptimizerDescription | None) -> None:
+                 optimizer: OptimizerDescription | None, t: int) -> None:
     """Write optimizer states to an npz file, atomically.
 
     Args:
         path: Path of the file.
         states: States by key.
         optimizer: Description of the optimizer, which is also written if it is not ``None``.
+        t: The number of updates of the optimizer.
 
     Raises:
         OSError: If the file cannot be written.
         TypeError: If a state is not a number or an array of numbers.
     """
-    about = {'format': _FORMAT, 'keys': list(states), 'optimizer': optimizer}
+    about = {'format': _FORMAT, 'keys': list(states), 'optimizer': optimizer, 't': t}
     arrays = {'about': np.array(json.dumps(about))}
     for i, (key, state) in enumerate(states.items()):
         for name, value in state.items():
@@ -95,11 +96,12 @@ def write_states(path: str | os.PathLike[str], states: Mapping[Key, OptimizerSta
 
 
 def read_states(path: str | os.PathLike[str]
-                ) -> tuple[Mapping[Key, OptimizerState], OptimizerDescription | None]:
+                ) -> tuple[Mapping[Key, OptimizerState], OptimizerDescription | None, int | None]:
     """Read a file that :func:`write_states` wrote. No code in the file is executed.
 
     Returns:
-        The states by key, and the description of the optimizer, if there is one.
+        The states by key, the description of the optimizer, and its number of updates, if the file
+        contains them.
 
     Raises:
         ValueError: If the file is corrupt or has a different format.
@@ -116,7 +118,8 @@ def read_states(path: str | os.PathLike[str]
                 index, slash, state = name.partition('/')
                 if slash:
                     states[about['keys'][int(index)]][state] = file[name]
-            return states, about['optimizer']
+            t = about.get('t')
+            return states, about['optimizer'], None if t is None else int(t)
     except OSError:
         raise
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError,

@@ -1,7 +1,8 @@
 """OptimizerUpdater: updates arrays of a store with a Chainer optimizer."""
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence, Set
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import NamedTuple, TypeAlias
 
 import chainer
@@ -68,6 +69,8 @@ class OptimizerUpdater:
         self.disabled: Set[Key] = frozenset()
         #: Number of updates before the first gradient of a key.
         self.starts: dict[Key, int] = {}
+        #: Called with the states by key when a file of states was loaded.
+        self.on_load: Callable[[Mapping[Key, OptimizerState]], object] = lambda states: None
         self._rules: dict[Key, chainer.optimizer.UpdateRule] = {}
         self._parameters: dict[Key, chainer.Parameter] = {}
         rule = self.new_rule()
@@ -166,16 +169,49 @@ class OptimizerUpdater:
         """Set the states of a shard."""
         rule = self._rule_with_states(stored)
         device = chainer.backend.get_device_from_array(stored)
-        for name, value in rule.state.items():
-            rule.state[name] = device.send(np.asarray(state[name]).astype(value.dtype)) \
-                if hasattr(value, 'dtype') else type(value)(state[name])
+        rule._state = {
+            name: device.send(np.array(chainer.cuda.to_cpu(state[name]), value.dtype))
+            if hasattr(value, 'dtype') else type(value)(state[name])
+            for name, value in rule.state.items() if name in state}
         rule.t = int(state['t'])
-        copy = state.get(_COPY)
+        wide = state.get(_COPY)
         # The value of the key may have changed since the states were saved.
-        if copy is not None and rule._use_fp32_update and (
-                chainer.cuda.to_cpu(stored) == np.asarray(copy).astype(stored.dtype)).all():
-            rule._fp32_param = chainer.Parameter(device.send(np.array(copy, np.float32)))
+        if wide is not None and rule._use_fp32_update and (
+                chainer.cuda.to_cpu(stored) == np.asarray(wide).astype(stored.dtype)).all():
+            rule._fp32_param = chainer.Parameter(device.send(np.array(wide, np.float32)))
         self._rules[key] = rule
+
+    def save_rule(self, key: Key, stored: Array, serializer: chainer.AbstractSerializer) -> None:
+        """Save the update rule of a shard as Chainer does."""
+        rule = copy.copy(self._rule(key))  # the thread of a server may update the rule
+        if rule.state is None and rule.t:  # Chainer cannot load a count without states
+            rule._state = self._rule_with_states(stored, is_updated=False).state
+        elif rule.state is not None:
+            rule._state = {name: value.copy() if hasattr(value, 'copy') else value
+                           for name, value in rule.state.items()}
+        rule.serialize(serializer)
+        if rule._fp32_param is not None:
+            serializer(_COPY, rule._fp32_param.array.copy())
+
+    def load_rule(self, serializer: chainer.AbstractSerializer) -> OptimizerState:
+        """Load an update rule that Chainer or :meth:`save_rule` saved. Return its states."""
+        rule = self.new_rule()
+        rule.serialize(serializer)
+        state = {'t': rule.t, **(rule.state or {})}
+        if rule._use_fp32_update and (wide := _loaded(serializer, _COPY)) is not None:
+            state[_COPY] = wide
+        return state
+
+    @property
+    def has_states(self) -> bool:
+        """Whether the update rules have states."""
+        rule = self._rule_with_states(np.zeros(1, np.float32))
+        return bool(rule.state) or rule._use_fp32_update
+
+    def forget(self, key: Key, t: int) -> None:
+        """Drop the states of a key, which was updated ``t`` times."""
+        self._rules.pop(key, None)
+        self.starts[key] = t
 
     def reset(self) -> None:
         """Drop the states of all keys."""
@@ -187,13 +223,16 @@ class OptimizerUpdater:
             self._rules[key].t = self.starts.get(key, 0)
         return self._rules[key]
 
-    def _rule_with_states(self, stored: Array) -> chainer.optimizer.UpdateRule:
-        """Return a rule with all states, including those that its first update adds."""
+    def _rule_with_states(self, stored: Array, is_updated: bool = True
+                          ) -> chainer.optimizer.UpdateRule:
+        """Return a rule with its states, by default including those that its first update adds."""
         rule = self.new_rule()
         is_copied = rule._use_fp32_update and stored.dtype == np.float16
         parameter = chainer.Parameter(stored.astype(np.float32 if is_copied else stored.dtype))
         parameter.grad = parameter.xp.zeros_like(parameter.array)
         rule._init_states(parameter)
+        if not is_updated:
+            return rule
         rule.t = 1
         with np.errstate(all='ignore'):
             rule.update_core(parameter)
@@ -219,8 +258,21 @@ class OptimizerUpdater:
 
 
 def _states_of(rule: chainer.optimizer.UpdateRule) -> OptimizerState:
-    copy = rule._fp32_param
-    return {**(rule.state or {}), **({} if copy is None else {_COPY: copy.array})}
+    wide = rule._fp32_param
+    return {**(rule.state or {}), **({} if wide is None else {_COPY: wide.array})}
+
+
+def write_state(state: OptimizerState, serializer: chainer.AbstractSerializer) -> None:
+    """Save states that :meth:`OptimizerUpdater.load_rule` returned."""
+    for name, value in state.items():
+        serializer(name, value)
+
+
+def _loaded(serializer: chainer.AbstractSerializer, name: str) -> Array | None:
+    try:
+        return serializer(name, None)
+    except KeyError:
+        return None
 
 
 class _Parameter(chainer.Parameter):

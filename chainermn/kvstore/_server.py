@@ -165,6 +165,41 @@ class Server:
             return {key_id: states[self.layouts[key_id].key] for key_id in self.shards
                     if self.layouts[key_id].key in states}
 
+    @property
+    def loaded(self) -> Mapping[Key, OptimizerState]:
+        """The loaded optimizer states of keys that are not initialized yet."""
+        return self._loaded
+
+    def save_rule(self, layout: KeyLayout, serializer: chainer.AbstractSerializer) -> None:
+        """Save the update rule of this server's shard of a key."""
+        with self._lock:
+            assert isinstance(self.updater, OptimizerUpdater)
+            self.updater.save_rule(layout.key, self.shards[layout.key_id], serializer)
+
+    def restore(self, layout: KeyLayout, state: OptimizerState, is_shard: bool) -> None:
+        """Set the optimizer states of this server's shard of a key, if it has one.
+
+        Args:
+            layout: The layout of the key.
+            state: The states.
+            is_shard: Whether the states are those of the shard, not of the full array.
+        """
+        with self._lock:
+            if not is_shard:
+                self._restore([(layout, state)])
+            elif layout.key_id in self.shards:
+                assert isinstance(self.updater, OptimizerUpdater)
+                self.updater.restore(layout.key, self.shards[layout.key_id], state)
+
+    def replace(self, layout: KeyLayout, value: Array) -> None:
+        """Set the value of this server's shard of a key, if it has one, given the full array."""
+        with self._lock:
+            if layout.key_id in self.shards:
+                stored = self.shards[layout.key_id]
+                device = chainer.backend.get_device_from_array(stored)
+                with chainer.using_device(device):
+                    stored[...] = device.send(layout.shard(value, self.rank))
+
     def load_optimizer_states(self, states: Mapping[Key, OptimizerState]) -> None:
         """Set optimizer states, given for full arrays. Their keys may be initialized later.
 

@@ -79,6 +79,13 @@ class KeyLayout(NamedTuple):
         length = where.stop - where.start
         return (length, *self.shape[1:]) if self.is_row_sparse else (length,)
 
+    def elements(self, server: int) -> tuple[int, int]:
+        """Return the first element and the end of a server's shard of a dense array."""
+        where = self.shards.get(server, slice(0, 0))
+        if isinstance(where, types.EllipsisType):
+            return 0, math.prod(self.shape)
+        return where.start, where.stop
+
     def shard_rows(self, server: int) -> range:
         """Return the range of rows of a row-sparse array that a server stores."""
         where = self.shards[server]

@@ -1,7 +1,7 @@
-"""A law of stores: any calls match NumPy in float64 and Chainer's optimizers.
+"""Laws of stores: any calls match NumPy in float64 and Chainer's optimizers; resumed trainings.
 
-The reference is one process that has the values of all workers and follows the definition: a push
-sums the values, possibly after compression, and merges the sum; a pull reads.
+The reference of the first law is one process that has the values of all workers and follows the
+definition: a push sums the values, possibly after compression, and merges the sum; a pull reads.
 """
 
 import contextlib
@@ -9,14 +9,17 @@ import copy
 
 import chainer
 import numpy as np
+import pytest
 from chainer import optimizer_hooks as hooks
 from chainer import optimizers
 from hypothesis import strategies as st
 from laws.law import law, planted
+from laws.programs import OPTIMIZERS as ALL_OPTIMIZERS
 from laws.programs import Lamb
+from laws.saves import assert_same, checkpointer_of, folder_of, killed
 
 from chainermn import kvstore
-from chainermn.kvstore import RowSparse
+from chainermn.kvstore import RowSparse, _optimizer_updater
 
 TYPES = ['local', 'device', 'dist_sync', 'dist_sync', 'dist_sync', 'dist_device_sync', 'dist_async']
 
@@ -368,3 +371,95 @@ def test_store(comm, program, tmp_path):
     with contextlib.closing(kvstore.create(
             kind, comm if is_shared else None, bigarray_bound=bound)) as store:
         Program(random, comm, store, path if is_shared else f'{path}{comm.rank}').run()
+
+
+class StoredModel(chainer.Chain):
+    """A model whose second layer has two paths, in float32 or float16."""
+
+    def __init__(self, rank, dtype):
+        super().__init__()
+        random = np.random.RandomState(rank)
+        with self.init_scope():
+            self.lazy = chainer.links.Linear(None, 3, initialW=random.randn(3, 4).astype(dtype))
+            self.tied = chainer.links.Linear(3, 3, initialW=random.randn(3, 3).astype(dtype))
+            self.twin = self.tied
+            self.scalar = chainer.Parameter(np.array(1, dtype))
+            self.frozen = chainer.Parameter(np.ones(2, dtype))
+
+    def forward(self, x):
+        y = self.twin(chainer.functions.tanh(self.tied(self.lazy(x))))
+        return chainer.functions.sum(y ** 2) * self.scalar + chainer.functions.sum(self.frozen ** 2)
+
+
+class StoreTraining:
+    """Trains a random model through a store, and resumes in new objects before some steps."""
+
+    def __init__(self, program, comm, folder=None):
+        self.program, self.comm, self.folder = program, comm, folder
+        self.start()
+
+    def start(self):
+        program = self.program
+        with chainer.using_config('dtype', np.dtype(program['dtype'])):
+            self.model = StoredModel(self.comm.rank, program['dtype'])
+        optimizer = ALL_OPTIMIZERS[program['optimizer']]()
+        if program['dtype'] == 'e' and 'eps' in optimizer.hyperparam.get_dict():
+            optimizer.hyperparam.eps = 1e-3
+        if program['fp32']:
+            optimizer.use_fp32_update()
+        store = kvstore.create(program['type'], self.comm if 'dist' in program['type'] else None,
+                               bigarray_bound=program['bound'])
+        if program['compressed']:
+            store.set_gradient_compression({'type': '2bit', 'threshold': .25})
+        self.optimizer = kvstore.create_kvstore_optimizer(
+            optimizer, store, program['on']).setup(self.model)
+        if program['hook']:
+            self.optimizer.add_hook(hooks.WeightDecay(.01))
+
+    def run(self):
+        for step in range(8):
+            if self.folder and step in self.program['kills']:
+                saver = checkpointer_of(self.comm, self.folder)
+                saver.save({'model': self.model, 'optimizer': self.optimizer}, step)
+                killed(saver)
+                self.start()
+                saver = checkpointer_of(self.comm, self.folder)
+                saver.maybe_load({'model': self.model, 'optimizer': self.optimizer})
+                killed(saver)
+            self.model.frozen.update_rule.enabled = step in self.program['enabled']
+            x = np.random.RandomState([step, self.comm.rank]).randn(2, 4)
+            self.optimizer.update(self.model, x.astype(self.program['dtype']))
+        return self.optimizer.t, {path: (param.update_rule.t, param.array.tobytes())
+                                  for path, param in self.model.namedparams()}
+
+
+@st.composite
+def trainings(draw):
+    def choose(*values):
+        return draw(st.sampled_from(values))
+
+    dtype = choose('f', 'f', 'd', 'e')
+    return {
+        'type': choose('dist_sync', 'dist_sync', 'dist_device_sync', 'local'),
+        'on': choose(True, True, False), 'bound': choose(3, 9, 10**6), 'dtype': dtype,
+        'fp32': dtype == 'e' and choose(True, False), 'compressed': choose(False, False, True),
+        'hook': choose(False, True), 'optimizer': choose(*ALL_OPTIMIZERS),
+        'enabled': draw(st.sets(st.integers(0, 7))),
+        'kills': draw(st.sets(st.integers(0, 7), min_size=1, max_size=3))}
+
+
+def without_states(restore):
+    def changed(self, key, stored, state):
+        restore(self, key, stored, state)
+        self.forget(key, int(state['t']))
+    return changed
+
+
+@pytest.mark.filterwarnings('ignore:overflow', 'ignore:invalid value', 'ignore:divide by zero')
+@law(trainings(), planted(_optimizer_updater.OptimizerUpdater, 'restore', without_states))
+def test_resumed_stores(comm, program, tmp_path):
+    """A resumed training through a KVStore is bitwise identical to an uninterrupted one."""
+    t, expected = StoreTraining(program, comm).run()
+    found_t, found = StoreTraining(program, comm, folder_of(comm, tmp_path)).run()
+    assert found_t == t
+    assert_same([*found.items()], [*expected.items()])

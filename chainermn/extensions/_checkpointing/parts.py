@@ -37,7 +37,8 @@ class SavedParts:
                           or 'updater/iterator:' in prefix}
         #: The prefixes of optimizers that keep sharded states.
         self.sharded = tuple(prefix for prefix, part in self.all.items()
-                             if isinstance(getattr(part, '_stepper', None), ShardedUpdate))
+                             if isinstance(getattr(part, '_stepper', None), ShardedUpdate)
+                             or getattr(part, 'has_sharded_states', False))
 
     def buffers(self, keys: Iterable[str]) -> set[str]:
         """Return the names of the models' arrays that are not parameters, so replicas may differ.
