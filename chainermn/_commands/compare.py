@@ -95,14 +95,14 @@ def _result(a: RecordedRun, b: RecordedRun | None, found: Sequence[Difference]
                     result['settings'].setdefault(key, values)
     result['differences'] = [each._asdict() for each in found]
     if found and b is not None and found[0].rank in b.ranks:
-        result['growth'] = differences.growth(
-            a.ranks[found[0].rank], b.ranks[found[0].rank], found[0].update)
+        result['growth'] = differences.growth(a, b, found[0].rank, found[0].update)
     return result
 
 
 def _summary(run: RecordedRun) -> dict[str, Any]:
+    least = min(run.ranks, key=lambda name: len(run.ranks[name]))
     return {'folder': str(run.folder), 'ranks': run.size, 'updates': _updates(run),
-            'missing': run.missing}
+            'most updates': max(map(len, run.replicas(least).values())), 'missing': run.missing}
 
 
 def _updates(run: RecordedRun) -> int:
@@ -113,10 +113,18 @@ def _count(n: int, what: str) -> str:
     return f'{n} {what}' if n == 1 else f'{n} {what}s'
 
 
+def _count_updates(summary: dict[str, Any]) -> str:
+    least, most = summary['updates'], summary['most updates']
+    return _count(least, 'update') if least == most else (
+        f'{least} to {most} updates, depending on the rank')
+
+
 def _no_difference(result: dict[str, Any]) -> str:
     if 'B' not in result:
-        return 'All ranks have the same parameters after each update.'
-    if result['A']['ranks'] == result['B']['ranks']:
+        a = result['A']
+        return 'All ranks have the same parameters after each update' + (
+            '.' if a['updates'] == a['most updates'] else ' that all of them recorded.')
+    if result['A']['ranks'] == result['B']['ranks'] and settings.NAMES not in result['settings']:
         return ('All updates that both runs recorded are identical: batches, losses, gradients and '
                 'parameters.')
     return ('All updates that both runs recorded have the same examples and, up to rounding, the '
@@ -125,7 +133,7 @@ def _no_difference(result: dict[str, Any]) -> str:
 
 def _lines(result: dict[str, Any], found: Sequence[Difference]) -> list[str]:
     lines = [f'{key}: {result[key]["folder"]}, {_count(result[key]["ranks"], "rank")}, '
-             f'{_count(result[key]["updates"], "update")}'
+             f'{_count_updates(result[key])}'
              + ''.join(f'; {name} is missing' for name in result[key]['missing'])
              for key in ('A', 'B') if key in result]
     if result['settings']:
@@ -133,6 +141,10 @@ def _lines(result: dict[str, Any], found: Sequence[Difference]) -> list[str]:
         shown = [*result['settings'].items()]
         lines += [f'  {name}: {_short(one)} | {_short(two)}' for name, (one, two) in shown[:12]]
         lines += [f'  and {len(shown) - 12} more (--json shows all)'] if len(shown) > 12 else []
+    if settings.NAMES in result['settings']:
+        lines.append('  Parameters are compared by name, as chainer_compat.to_torch names them. '
+                     'If the names differ, only batches, losses and norms are compared. To also '
+                     'compare each parameter, use the same names.')
     lines.append('')
     if not found:
         return [*lines, _no_difference(result)]

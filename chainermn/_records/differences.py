@@ -1,6 +1,7 @@
 """Finds where two runs begin to differ."""
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 from chainermn._operations.ranks import group_ranks, ranks_text
 from chainermn._records import details, settings
 from chainermn._records.read import RecordedRank, RecordedRun, Row
+from chainermn._records.run_record import NO_BATCH
 from chainermn._records.settings import NUMBERS
 
 _RANDOM = {'numpy': 'the random numbers of numpy.random',
@@ -38,6 +40,8 @@ _HINTS_OF_RANKS = {
                   'differs, or the parameters were changed on one rank since the last update.'}
 #: After identical updates, in which the same kernels ran, rounding is less than this.
 _LATE_ROUNDING = 1e-5
+#: The norms that are compared instead of digests if parameters have different names.
+_NORMS = {'mean': 'norm of gradients', 'parameters': 'norm of parameters'}
 #: Growth by more than this factor is not rounding.
 _JUMP = 100
 _NEAR = 50  # updates, before and after, in which to look for a batch
@@ -167,20 +171,30 @@ def _later(a: RecordedRank, b: RecordedRank, number: int) -> Iterator[str]:
     yield _advice(number)
 
 
-def growth(a: RecordedRank, b: RecordedRank, number: int) -> list[tuple[int, dict[str, float]]]:
+def growth(a: RecordedRun, b: RecordedRun, name: str, number: int
+           ) -> list[tuple[int, dict[str, float]]]:
     """Return the relative differences on a rank in some updates after a difference.
 
+    With different numbers of ranks, the batch of the rank differs between the runs, so they
+    contain the mean loss of all ranks instead of the loss.
+
     Args:
-        a: The record of the rank in one run.
-        b: The record of the rank in the other run.
+        a: One run.
+        b: The other run.
+        name: The name of the rank's record.
         number: The first update that differs.
     """
-    n = min(len(a), len(b))
-    index = next((index for index in range(n) if int(a.row(index)['update']) >= number), n)
-    step, found, names = 1, [], settings.numbers(a, b)
+    one, two = a.ranks[name], b.ranks[name]
+    n = min(len(one), len(two))
+    index = next((index for index in range(n) if int(one.row(index)['update']) >= number), n)
+    step, found, names = 1, [], settings.numbers(one, two)
     while index < n:
-        values = {key: details.relative(a.row(index)[key], b.row(index)[key]) for key in names}
-        found.append((int(a.row(index)['update']), {
+        values = {key: details.relative(one.row(index)[key], two.row(index)[key]) for key in names}
+        if a.size != b.size:
+            del values['loss']
+            values = {'mean loss': details.relative(
+                a.mean_loss(name, index), b.mean_loss(name, index)), **values}
+        found.append((int(one.row(index)['update']), {
             key: value for key, value in values.items() if value is not None}))
         is_last = index == n - 1
         index, step = (n if is_last else min(index + step, n - 1)), step * 4
@@ -196,13 +210,13 @@ def _first_index(a: list[str], b: list[str]) -> int | None:
 def _first(name: str, a: RecordedRank, b: RecordedRank, columns: Iterable[str],
            end: int | None = None) -> _Found | None:
     """Return the first difference on a rank. Random numbers count only if they are used."""
-    ignored = settings.incomparable(a, b)
+    ignored, limit = settings.incomparable(a, b), _limit(a, b)
     for index, (line, other_line) in enumerate(zip(a.lines[:end], b.lines[:end], strict=False)):
         if line == other_line:
             continue
         row, other = a.row(index), b.row(index)
         for column in columns:
-            if column in ignored or not _differ(row, other, column):
+            if column in ignored or not _differ(row, other, column, limit):
                 continue
             if column not in _RANDOM or _is_drawn(column, index, a, b):
                 return _found(a, index, column, name)
@@ -220,7 +234,15 @@ def _is_drawn(column: str, index: int, *records: RecordedRank) -> bool:
         for each in records)
 
 
-def _differ(a: Row, b: Row, column: str) -> bool:
+def _limit(a: RecordedRank, b: RecordedRank) -> float:
+    """Return the limit for :func:`_differ`."""
+    return settings.rounding(a, b)[0] if any(settings.unmatched(a, b)) else 0.
+
+
+def _differ(a: Row, b: Row, column: str, limit: float) -> bool:
+    """Return whether a column differs. If there is a limit, norms are compared, not digests."""
+    if limit and (norm := _NORMS.get(column)):
+        return (details.relative(a[norm], b[norm]) or 0.) > limit
     return a[column] != b[column] and '-' not in (a[column], b[column])
 
 
@@ -256,7 +278,7 @@ def _initial(a: RecordedRank, b: RecordedRank) -> list[str]:
             return one[2:] != two[2:]
         return one[0] != two[0] or details.relative_all(one[3:], two[3:]).max(initial=0) > limit
 
-    note = _differing(a, b, differ)
+    note = _differing(a, b, differ, [*itertools.chain(*settings.unmatched(a, b))])
     return [note] if note else []
 
 
@@ -265,12 +287,12 @@ def _different_shapes(a: RecordedRank, b: RecordedRank) -> str:
     return _differing(a, b, lambda one, two: one[:2] != two[:2])
 
 
-def _differing(a: RecordedRank, b: RecordedRank, differ: Callable[[list[Any], list[Any]], bool]
-               ) -> str:
+def _differing(a: RecordedRank, b: RecordedRank, differ: Callable[[list[Any], list[Any]], bool],
+               ignored: Sequence[str] = ()) -> str:
     models = one, two = a.settings['model'], b.settings['model']
     paths = dict.fromkeys([*one, *two])
-    differing = [path for path in paths if path not in one or path not in two or differ(
-        one[path], two[path])]
+    differing = [path for path in paths if path not in ignored and (
+        path not in one or path not in two or differ(one[path], two[path]))]
     if not differing:
         return ''
     texts = [f'{tuple(model[differing[0]][0])} {model[differing[0]][1]}'
@@ -284,6 +306,7 @@ def _described(a: RecordedRun, b: RecordedRun, found: _Found) -> Difference:
     row, other = one.row(found.position), two.row(found.position)
     number = int(row['update'])
     limit, precision = settings.rounding(one, two)
+    norms_limit = _limit(one, two)
     places = [*details.places(one.details(number), two.details(number),
                               limit=precision and limit)][:3]
     changed = _hyperparameters(one, two, found.position) if found.column == 'parameters' else []
@@ -303,7 +326,7 @@ def _described(a: RecordedRun, b: RecordedRun, found: _Found) -> Difference:
         notes.append(f'Rounding to {precision} explains differences of up to {limit:.0e}.')
     elif found.column in _RESULTS:
         is_first = not any(
-            _differ(row, other, each) and (each not in _RANDOM or _is_drawn(
+            _differ(row, other, each, norms_limit) and (each not in _RANDOM or _is_drawn(
                 each, found.position, one, two)) for each in [*_CAUSES][:found.cause])
         notes += places or changed or [_HINTS[found.column]] * is_first + [_advice(number)]
         what = _before(places) or what
@@ -313,7 +336,7 @@ def _described(a: RecordedRun, b: RecordedRun, found: _Found) -> Difference:
     ranks = [name for name in a.replicas(found.rank) if name in b.ranks
              and found.position < min(len(a.ranks[name]), len(b.ranks[name])) and _differ(
                  a.ranks[name].row(found.position), b.ranks[name].row(found.position),
-                 found.column)]
+                 found.column, norms_limit)]
     if is_rounding and len(ranks) < a.size:
         ranks = []  # identical values are a coincidence
     return Difference(number, found.rank, what, notes, is_rounding, ranks)
@@ -346,6 +369,9 @@ def _batch(a: RecordedRun, b: RecordedRun, found: _Found) -> list[str]:
     """Return notes on a batch that differs."""
     index = found.position
     row, other = (run.ranks[found.rank].row(index) for run in (a, b))
+    if NO_BATCH in (row['batch'], other['batch']):
+        return [f'{"A" if row["batch"] == NO_BATCH else "B"} has already exhausted the inputs of '
+                f'{found.rank}.']
     if row['examples'] == other['examples']:
         return ['Both batches contain the same examples, in a different order.']
     if _examples(a, found.rank, index, index + 1) == _examples(b, found.rank, index, index + 1):
@@ -385,5 +411,7 @@ def _of_different_sizes(a: RecordedRun, b: RecordedRun, name: str) -> Iterator[D
         yield Difference(number, 'all ranks', 'the examples in the batches of all ranks', [])
     else:
         value = values[kind - 1][updates[0]]
-        yield Difference(number, name, _CAUSES[('mean', 'parameters')[kind - 1]],
-                         [f'relative difference of the {keys[kind - 1]}: {value:.1e}'])
+        index = int(updates[0]) - (kind == 1)  # gradients depend on the last update
+        notes = _hyperparameters(*records, index) if index >= 0 else []
+        yield Difference(number, name, _CAUSES[('mean', 'parameters')[kind - 1]], [
+            *notes, f'relative difference of the {keys[kind - 1]}: {value:.1e}'])

@@ -5,7 +5,7 @@ import pathlib
 from typing import TYPE_CHECKING
 
 from chainermn._records.details import relative
-from chainermn._records.read import RecordedRank, RecordedRun
+from chainermn._records.read import RecordedRun
 from chainermn._records.settings import NUMBERS
 
 if TYPE_CHECKING:
@@ -22,7 +22,10 @@ def save(a: RecordedRun, b: RecordedRun, path: pathlib.Path) -> None:
 
 
 def draw(a: RecordedRun, b: RecordedRun) -> Figure:
-    """Draw the losses of the first common rank in two runs, and their relative differences."""
+    """Draw the losses of the first common rank in two runs, and their relative differences.
+
+    With different numbers of ranks, draw the mean losses of all ranks.
+    """
     from matplotlib.figure import Figure
 
     name = next(name for name in a.ranks if name in b.ranks)
@@ -31,24 +34,26 @@ def draw(a: RecordedRun, b: RecordedRun) -> Figure:
     indices = range(0, n, max(1, n // _POINTS))
     figure = Figure(figsize=(8, 6), layout='constrained')
     above, below = figure.subplots(2, 1, sharex=True)
-    for record, label, color in ((one, 'A', _COLORS[0]), (two, 'B', _COLORS[1])):
-        above.plot(*_numbers(record, indices, 'loss'), label=f'{label}: {record.path.parent}',
-                   color=color, linestyle='-' if label == 'A' else '--')
-    above.set(ylabel=f'loss of {name}')
+    is_mean = a.size != b.size
+
+    def values_of(run: RecordedRun, key: str) -> list[str]:
+        return [run.mean_loss(name, index) if is_mean and key == 'loss' else
+                run.ranks[name].row(index)[key] for index in indices]
+
+    updates = [int(one.row(index)['update']) for index in indices]
+    for run, label, color in ((a, 'A', _COLORS[0]), (b, 'B', _COLORS[1])):
+        known = [(int(run.ranks[name].row(index)['update']), float(loss)) for index, loss in zip(
+            indices, values_of(run, 'loss'), strict=True) if loss != '-']
+        above.plot([number for number, _ in known], [loss for _, loss in known],
+                   label=f'{label}: {run.folder}', color=color,
+                   linestyle='-' if label == 'A' else '--')
+    above.set(ylabel='mean loss of all ranks' if is_mean else f'loss of {name}')
     above.legend()
     for key, color in zip(NUMBERS, _COLORS, strict=True):
-        values = [(int(one.row(index)['update']), relative(one.row(index)[key],
-                                                           two.row(index)[key]))
-                  for index in indices]
+        values = zip(updates, map(relative, values_of(a, key), values_of(b, key)), strict=True)
         shown = [(number, value) for number, value in values if value]
-        below.plot([number for number, _ in shown], [value for _, value in shown], '.-', label=key,
-                   color=color)
+        below.plot([number for number, _ in shown], [value for _, value in shown], '.-',
+                   label='mean loss' if is_mean and key == 'loss' else key, color=color)
     below.set(xlabel='update', ylabel='relative difference', yscale='log')
     below.legend()
     return figure
-
-
-def _numbers(record: RecordedRank, indices: range, key: str) -> tuple[list[int], list[float]]:
-    rows = [record.row(index) for index in indices]
-    known = [row for row in rows if row[key] != '-']
-    return [int(row['update']) for row in known], [float(row[key]) for row in known]

@@ -156,6 +156,13 @@ class RecordedRun:
         return {other: record for other, record in self.ranks.items()
                 if other.rpartition('rank')[0] == optimizer}
 
+    def mean_loss(self, name: str, index: int) -> str:
+        """Return the mean loss of all ranks in an update of an optimizer; ``-`` if unknown."""
+        losses = [record.row(index)['loss'] for record in self.replicas(name).values()
+                  if index < len(record)]
+        is_known = '-' not in losses and len(losses) == self.size
+        return str(sum(map(float, losses)) / len(losses)) if is_known else '-'
+
     @property
     def size(self) -> int:
         """The number of ranks of the job."""

@@ -51,6 +51,9 @@ COLUMNS = ('update', 'loss', 'batch', 'examples', 'numpy', 'python', 'torch', 'c
            'mean', 'parameters', 'norm of gradients', 'norm of parameters', 'hyperparameters',
            'call')
 
+#: The batch of an update in which the rank only shadows the others, in a join.
+NO_BATCH = 'none'
+
 #: Packages whose frames are not user code.
 _SKIPPED = 'chainer', 'chainermn', 'chainer_compat', 'contextlib'
 _SAMPLE = 32  # elements of each parameter, or of each example
@@ -298,6 +301,18 @@ class Recording:
             return loss
 
         return recorded
+
+    def begin_without_batch(self, optimizer: Optimizer, params: Sequence[Parameter]) -> None:
+        """Begin an update of the other ranks, if this rank has exhausted its inputs.
+
+        Args:
+            optimizer: The optimizer.
+            params: The parameters of the optimizer.
+        """
+        self.begin(optimizer, None, (), {})
+        if self._line:
+            self._params = params
+            self._line['batch'] = NO_BATCH
 
     def record_loss(self, loss: Array) -> None:
         """Record the loss of this rank, an array of one element."""

@@ -16,6 +16,8 @@ NUMBERS = 'loss', 'norm of gradients', 'norm of parameters'
 ROUNDING = 1e-4
 #: Settings that change the update itself: if one differs, the results differ by more than rounding.
 _OF_UPDATES = ('optimizer', 'hooks', 'hyperparameter ', 'update rules', 'frozen parameters')
+#: The setting of parameters that only one of the runs has.
+NAMES = 'names of parameters'
 #: Relative rounding errors of dtypes and of compression.
 _PRECISIONS = {'bfloat16': 2**-7, 'Bf16': 2**-7, 'float16': 2**-10, 'mixed16': 2**-10,
                'Fp16': 2**-10, 'float32': 2**-23}
@@ -31,7 +33,20 @@ def differing(a: RecordedRank, b: RecordedRank) -> dict[str, tuple[Any, Any]]:
              and (are_alike(a, b) or (name in a.settings and name in b.settings))}
     one, two = (', '.join(sorted({each[1] for each in record.settings['model'].values()}))
                 for record in (a, b))
-    return found if one == two else {'dtypes of the parameters': (one, two), **found}
+    if one != two:
+        found = {'dtypes of the parameters': (one, two), **found}
+    return {NAMES: names, **found} if any(names := unmatched(a, b)) else found
+
+
+def unmatched(a: RecordedRank, b: RecordedRank) -> tuple[list[str], list[str]]:
+    """Return the paths of the parameters of each run that the other run does not have.
+
+    If both runs use Chainer, the lists are empty, because then the models themselves differ.
+    """
+    if are_alike(a, b) and a.settings.get('framework') != 'PyTorch':
+        return [], []
+    one, two = a.settings['model'], b.settings['model']
+    return [path for path in one if path not in two], [path for path in two if path not in one]
 
 
 def are_alike(a: RecordedRank, b: RecordedRank) -> bool:

@@ -19,7 +19,8 @@ class TorchRecord:
     """Records the inputs and results of each training step in PyTorch.
 
     ``chainermn compare`` compares the record with other records, such as the record of training in
-    Chainer.
+    Chainer. It compares parameters by name, as ``chainer_compat.to_torch`` names them. If the
+    names differ, it compares only batches, losses and norms.
 
     Args:
         module: The module.

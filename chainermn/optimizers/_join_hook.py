@@ -53,12 +53,12 @@ class JoinHook:
         """
         optimizer, accumulation = self._optimizer, self._optimizer._accumulation
         optimizer._averaging.begin()
-        if accumulation.count:
+        if count := accumulation.count:
             keep_scale(optimizer.actual_optimizer)
-            accumulation.give(optimizer.target,
-                              accumulation.n if as_if_whole else accumulation.count)
+            accumulation.give(optimizer.target, accumulation.n if as_if_whole else count)
             optimizer._participants.announce('average')
-            optimizer._step()
+            with self._recording(accumulation.n - count):
+                optimizer._step()
 
     def layout(self, operation: Operation) -> Shapes | None:
         """Return the layout for :meth:`main_hook` on other ranks; ``None`` if they need none.
@@ -90,14 +90,33 @@ class JoinHook:
             for path, shape in (layout or {}).items():
                 if path in params and not params[path].is_initialized:
                     params[path].initialize(shape)
-            optimizer._broadcast()
+            with self._recording(1):
+                optimizer._broadcast()
+                if optimizer._recording is not None:
+                    optimizer._recording.record_copy()
             optimizer.is_changed(target)
             return
         for path in layout or {}:
             if path in params and params[path].is_initialized:
                 fill_missing_grad(params[path])
         keep_scale(optimizer.actual_optimizer)
-        optimizer._step()
+        with self._recording(optimizer._accumulation.n):
+            optimizer._step()
+
+    @contextlib.contextmanager
+    def _recording(self, count: int) -> Iterator[None]:
+        """Record an update as the last of ``count`` updates, as other ranks accumulate them."""
+        optimizer, recording = self._optimizer, self._optimizer._recording
+        if recording is None:
+            yield
+            return
+        params = [param for _, param in sorted(optimizer.target.namedparams())]
+        for _ in range(count - 1):
+            recording.begin_without_batch(optimizer, params)
+            recording.end(optimizer)
+        recording.begin_without_batch(optimizer, params)
+        yield
+        recording.end(optimizer)
 
     def post_hook(self, root: int) -> None:
         """Copy the model and the optimizer state of a rank. Collective: every rank calls it.

@@ -129,7 +129,7 @@ def test_a_running_job(tmp_path, command_output):
     with RunningJob(tmp_path, RUNNING, **env) as job:
         job.text('rank1.5')
         status, text = command_output('compare', tmp_path / 'a')
-        assert (status, 'All ranks have the same parameters after each update.' in text
+        assert (status, 'All ranks have the same parameters after each update' in text
                 ) == (0, True), text
         (tmp_path / 'plant').touch()
         job.text('planted')

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 import chainermn
+from chainermn._commands import compare
 from chainermn._records import differences, run_record, settings
 from chainermn._records.read import RecordedRun
 
@@ -118,7 +120,60 @@ def test_other_numbers_of_ranks(naive, folder):
     assert (found.what, found.update) == ('the examples in the batches of all ranks', 5)
     found, = differences.between(a, d)
     assert (found.what, found.update) == ('the parameters after the update', 1)
-    assert found.notes[0].startswith('relative difference of the norm of parameters: ')
+    assert found.notes[0] == 'the hyperparameter lr: 0.1 | 0.2'
+    assert found.notes[1].startswith('relative difference of the norm of parameters: ')
+    assert len(found.notes) == 2
+
+    (number, values), *_ = differences.growth(a, d, found.rank, found.update)
+    assert number == 1
+    assert values['mean loss'] < 1e-6 < values['norm of parameters']
+    assert 'loss' not in values  # of different batches
+    if importlib.util.find_spec('matplotlib'):
+        from chainermn._records import plot
+        above, below = plot.draw(a, d).axes
+        assert above.get_ylabel() == 'mean loss of all ranks'
+        assert below.lines[0].get_label() == 'mean loss'
+        assert plot.draw(a, a).axes[0].get_ylabel() == 'loss of rank0'
+
+
+@pytest.mark.parametrize('n_accumulations', [1, 3])
+@pytest.mark.mpi(min_size=2)
+def test_uneven_inputs(naive, folder, n_accumulations):
+    """In a join, the record of an exhausted rank has the updates of the other ranks."""
+    def run(name, extra, end=None):
+        model = L.Linear(3, 2, initialW=.5)
+        optimizer = chainermn.create_multi_node_optimizer(
+            chainer.optimizers.SGD(.01), naive, n_accumulations=n_accumulations).setup(model)
+        recording = run_record.record(optimizer, str(folder / name), 1)
+        draw = np.random.RandomState(naive.rank)
+        for _ in range(2):
+            with chainermn.join(optimizer):
+                for _ in range(4 + extra * naive.rank):
+                    optimizer.update(lambda x: F.sum(model(x) ** 2), draw.randn(5, 3).astype('f'))
+                if end == naive.rank:
+                    recording.close()
+        recording.close()
+        naive.barrier()
+        return RecordedRun(folder / name)
+
+    a, b, c = run('a', 1), run('b', 2), run('c', 1, end=0)
+    assert differences.of_ranks(a) == differences.of_ranks(b) == []
+    assert len({len(record) for record in a.ranks.values()}) == 1
+    last = len(a.ranks['rank0']) - 1
+    assert a.ranks['rank0'].row(last)['batch'] == 'none'
+    assert a.ranks[f'rank{naive.size - 1}'].row(last)['batch'] != '-'
+    for runs in ((a, b), (b, a)):
+        found, = differences.between(*runs)
+        assert (found.what, found.rank) == ('the batch', 'rank0' if naive.size == 2 else 'rank1')
+        # With 2 ranks, rank 0 of a begins the second join while rank 0 of b is still in the first.
+        name = 'A' if runs[0] is (b if naive.size == 2 else a) else 'B'
+        assert found.notes == [f'{name} has already exhausted the inputs of {found.rank}.']
+
+    assert differences.of_ranks(c) == []  # as far as rank 0 has recorded
+    lines = compare._lines(compare._result(c, None, []), [])
+    assert lines[0].endswith(f' 3 to {last + 1} updates, depending on the rank')
+    assert lines[-1] == ('All ranks have the same parameters after each update that all of them '
+                         'recorded.')
 
 
 def replicas(comm, folder, plant=lambda number, model, optimizer: None, *, same=False,
@@ -445,3 +500,59 @@ def test_a_training_in_pytorch(tmp_path):
     assert found[-1].update == 7
     assert found[-1].what == 'the loss'
     assert all(each.is_rounding for each in found[:-1])
+
+
+@pytest.mark.mpi_skip
+def test_a_module_with_other_names(tmp_path):
+    """Its losses and norms are compared; a parameter with the same name is compared by name."""
+    torch = pytest.importorskip('torch')
+    np.random.seed(0)
+    model = chainer.Sequential(L.Linear(4, 10), F.tanh, L.Linear(10, 3))
+    start = [param.array.copy() for param in model.params()]
+    draw = np.random.RandomState(0)
+    data = [(draw.randn(6, 4).astype('f'), draw.randint(0, 3, 6)) for _ in range(9)]
+    optimizer = chainer.optimizers.SGD(.1).setup(model)
+    recording = run_record.record(optimizer, str(tmp_path / 'a'))
+    for x, t in data:
+        optimizer.update(lambda x, t: F.softmax_cross_entropy(model(x), t), x, t)
+    recording.close()
+
+    def train(name, rate=.1):
+        layers = [torch.nn.Linear(4, 10), torch.nn.Tanh(), torch.nn.Linear(10, 3)]
+        module = torch.nn.Sequential(*layers)
+        arrays = {param.shape: param for param in start}
+        for param in module.parameters():
+            param.data.copy_(torch.tensor(arrays[tuple(param.shape)]))
+        if name == 'named':  # as in the Chainer model, but with another value
+            layers[0].b = torch.nn.Parameter(layers[0].bias.detach() + .5)
+        other = torch.optim.SGD(module.parameters(), .1)
+        record = chainermn.extensions.TorchRecord(module, other, str(tmp_path / name))
+        for number, (x, t) in enumerate(data):
+            if number == 3:
+                other.param_groups[0]['lr'] = rate
+            record.begin(x, t)
+            other.zero_grad()
+            loss = torch.nn.functional.cross_entropy(module(torch.tensor(x)), torch.tensor(t))
+            record.loss(loss)
+            loss.backward()
+            other.step()
+        record.close()
+        return RecordedRun(tmp_path / name)
+
+    a, same, rate = RecordedRun(tmp_path / 'a'), train('same'), train('rate', 10.)
+    for one, two in ((a, same), (same, a)):
+        assert all(each.is_rounding for each in differences.between(one, two))
+    result = compare._result(a, same, [])
+    assert result['settings']['names of parameters'] == (
+        ['/0/W', '/0/b', '/1/W', '/1/b'], ['/0/bias', '/0/weight', '/2/bias', '/2/weight'])
+    lines = compare._lines(result, [])
+    assert any('compared by name, as chainer_compat.to_torch names' in line for line in lines)
+    assert lines[-1].endswith('the same examples and, up to rounding, the same gradients and '
+                              'parameters.')
+    found = differences.between(a, rate)[-1]
+    assert (found.what, found.update) == ('the parameters after the update', 4)
+    assert found.notes == ['the hyperparameter lr: 0.1 | 10.0']
+    found, = differences.between(a, train('named'))
+    assert found.what == 'the initial parameters'
+    assert found.notes[0].endswith('such as /0/b')
+    assert compare._result(a, a, [])['settings'] == {}
