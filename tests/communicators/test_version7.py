@@ -138,7 +138,7 @@ def test_options_that_need_more_are_refused(name):
     for options, text in [
             ({'double_buffering': True}, 'does not support double buffering'),
             ({'compression': 'fp16'}, 'its multi_node_mean_grad takes no compression'),
-            *([({'overlap': True}, 'use overlap=False')] if comm.size > 1 else [])]:
+            *([({'overlap': True}, 'Use overlap=False')] if comm.size > 1 else [])]:
         with raises_on_all(ValueError, text):
             train(comm, **options)
     train(comm)

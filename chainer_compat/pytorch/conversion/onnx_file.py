@@ -79,7 +79,7 @@ def to_onnx(model: chainer.Link, path: str | os.PathLike[str], *inputs: Any,
             is_dynamic = _write(model, file, inputs, False, call, opset_version)
         if not is_dynamic and dynamic_batch is None and size is not None:
             warnings.warn('The file accepts only the shapes of the example inputs. '
-                          'Pass dynamic_batch=True to see why.', stacklevel=3)
+                          'Pass dynamic_batch=True to see why.', stacklevel=4)
         os.replace(file, path)
 
 

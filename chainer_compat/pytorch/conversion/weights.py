@@ -82,7 +82,7 @@ def load_weights(model: chainer.Link, source: torch.nn.Module | Mapping[str, Any
     if outputs > 1e-3:
         warnings.warn('All weights were copied, but outputs differ by '
                       f'{outputs:.1e}, relative to the largest element: the models differ in '
-                      'something without weights, such as pooling or strides.', stacklevel=2)
+                      'something without weights, such as pooling or strides.', stacklevel=3)
 
 
 class _Inference(torch.nn.Module):
