@@ -21,6 +21,18 @@ def deconvolution_cover_all(deconvolution_2d: Any) -> None:
     function._set_cover_all = set_from_shapes
 
 
+@patch('chainer.device_resident')
+def metaclass_of_links(device_resident: Any) -> None:
+    """All versions: cloudpickle could not load the classes of models that a script defines.
+
+    Their metaclass had no name by which it can be imported, so it was copied, which raised a
+    metaclass conflict. ``chainermn.launch`` uses cloudpickle.
+    """
+    meta = type(device_resident.DeviceResident)
+    meta.__module__, meta.__qualname__ = device_resident.__name__, meta.__name__
+    setattr(device_resident, meta.__name__, meta)
+
+
 @edit('chainer.optimizers.adam')
 def rate_before_the_first_update() -> dict[str, str]:
     """All versions: ``observe_lr`` raised RuntimeError if Adam had made no update yet.

@@ -302,8 +302,8 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         when they are added.
 
         A checkpoint of a different number of ranks is loaded if their models and optimizers were
-        identical. Iterators then continue at the same fraction of the epoch. The random numbers will
-        differ from the saved run, and so will the order of the data, except with
+        identical. Iterators then continue at the same fraction of the epoch. The random numbers
+        will differ from the saved run, and so will the order of the data, except with
         ``MultiNodeOrderSampler`` and ``ShardedIterator``.
 
         Args:

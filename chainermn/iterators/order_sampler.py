@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from chainermn._operations.arguments import is_integer
 from chainermn._operations.on_all_ranks import check_equal, raise_together
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -52,6 +53,9 @@ class MultiNodeOrderSampler:
                  shuffle: bool = True, even: bool = True) -> None:
         comm = as_communicator(comm, 'MultiNodeOrderSampler(dataset_size, comm)')
         with raise_together(comm, 'MultiNodeOrderSampler'):
+            if not is_integer(dataset_size):
+                raise TypeError('dataset_size must be the number of samples, such as len(dataset), '
+                                f'not {type(dataset_size).__name__}')
             self._n = operator.index(dataset_size)
             self._seed = operator.index(seed)
             if self._seed < 0:
@@ -126,6 +130,10 @@ class MultiNodeOrderSampler:
         for epoch in (self._epoch, self._epoch - 1, *range(_MAX_EPOCHS)):
             if epoch >= 0 and np.array_equal(order, self._order(epoch, used)):
                 return epoch
+        if np.array_equal(order, np.arange(len(order))):  # the first order of an iterator
+            raise ValueError(f'dataset_size of MultiNodeOrderSampler is {self._n}, but the dataset '
+                             f'of the iterator has {len(order)} samples. Pass len(dataset), and '
+                             'the whole dataset on all ranks.')
         raise ValueError('the order of the samples was saved with a different order sampler, '
                          'number of ranks, number of samples, seed or "even". Pass the same '
                          'arguments as in the run that saved it.')

@@ -150,6 +150,9 @@ def create_multi_node_optimizer(
             raise ValueError("compression='powersgd' cannot be combined with double_buffering, nor "
                              'with overlap if the communicator is pure_nccl')
         n_accumulations = _checked_number(n_accumulations)
+        if isinstance(double_buffering, str):
+            raise TypeError(f'double_buffering must be True or False, not {double_buffering!r}. To '
+                            f'compress gradients, pass compression={double_buffering!r}.')
         if double_buffering and n_accumulations > 1:
             raise ValueError('double_buffering=True cannot be combined with n_accumulations. '
                              'Use one of them.')

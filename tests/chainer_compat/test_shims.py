@@ -52,6 +52,16 @@ extensions.snapshot(writer=writer, n_retains=1).initialize(types.SimpleNamespace
 '''
 
 USES = {
+    'metaclass_of_links': '''
+import chainer, cloudpickle, subprocess, sys
+class Net(chainer.Chain):
+    def forward(self, x):
+        return x + 1
+data = cloudpickle.dumps(Net)
+code = 'import chainer, pickle, sys; print(pickle.load(sys.stdin.buffer)()(1))'
+done = subprocess.run([sys.executable, '-c', code], input=data, capture_output=True)
+assert done.stdout == b'2\\n', done.stderr
+''',
     'sctypes': '''
 import chainer.functions as F, numpy
 x = chainer.Variable(numpy.arange(6, dtype='f'))

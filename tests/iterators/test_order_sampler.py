@@ -36,11 +36,19 @@ def test_an_order_of_another_seed_is_an_error(comm, tmp_path, monkeypatch):
         epoch(other)
 
 
+@pytest.mark.parametrize('n', [N - 2, N + 2])
+def test_a_dataset_of_another_length(comm, n):
+    sampler = MultiNodeOrderSampler(N, comm)
+    with pytest.raises(ValueError, match=f'dataset_size of MultiNodeOrderSampler is {N}, but the '
+                                         f'dataset of the iterator has {n} samples'):
+        chainer.iterators.SerialIterator([*range(n)], BATCH, order_sampler=sampler)
+
+
 # --- errors --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('n, seed, error', [
-    (0, 0, 'has 0 samples, but each of the'), ('x', 0, 'interpreted as an integer'),
+    (0, 0, 'has 0 samples, but each of the'), ('x', 0, 'the number of samples, such as .* not str'),
     (N, -1, 'seed must not be negative')])
 def test_an_invalid_argument_on_one_rank_is_an_error_on_all(comm, n, seed, error):
     is_last = comm.rank == comm.size - 1

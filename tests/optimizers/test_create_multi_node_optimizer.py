@@ -39,6 +39,11 @@ def test_double_buffering_needs_a_communicator_that_overlaps(comm):
         create_multi_node_optimizer(optimizers.SGD(), comm, double_buffering=True)
 
 
+def test_a_compression_as_the_third_argument(comm):
+    with raises_on_all(TypeError, match="not 'fp16'. To compress gradients, pass compression='fp"):
+        create_multi_node_optimizer(optimizers.SGD(), comm, 'fp16')
+
+
 def test_double_buffering_on_one_rank_is_an_error_on_all(comm, same_error):
     last = comm.size - 1
     error = same_error(lambda: create_multi_node_optimizer(
