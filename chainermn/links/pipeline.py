@@ -216,7 +216,8 @@ class Pipeline:
         """Return the stages and tied parameters of all ranks."""
         if self._plan is None:
             comm = self._comm
-            with comm.called_by('Pipeline'):
+            # The name tells a first call apart from calls of another Pipeline on other ranks.
+            with comm.called_by('the first call of a Pipeline'):
                 parts, tied_by_rank = zip(*comm.allgather_obj((
                     self._model.parts(), descriptions(self._tied_params))), strict=True)
             try:

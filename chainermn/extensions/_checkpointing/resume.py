@@ -185,9 +185,9 @@ def _warnings(comm: CommunicatorBase, selection: Selection, group: CommunicatorB
                'rank, or chainermn.create_multi_node_checkpointer.')
     if comm.rank == 0 and selection.size not in (None, comm.size):
         text = (f'iteration {selection.iteration} was saved by {selection.size} ranks and is '
-                f'loaded on {comm.size}: the random numbers will differ from the saved run. So will '
-                'the order of the data, except with MultiNodeOrderSampler and ShardedIterator. '
-                'All ranks load the extensions of one rank')
+                f'loaded on {comm.size}: the random numbers will differ from the saved run. So '
+                'will the order of the data, except with MultiNodeOrderSampler and '
+                'ShardedIterator. All ranks load the extensions of one rank')
         if not selection.are_buffers_equal:
             text += ('; arrays of the model that are not parameters, such as the means of batch '
                      'normalization, differed between the ranks, and all ranks load the values of '

@@ -181,7 +181,7 @@ class ShardedUpdate(FullUpdate):
     def gather(self, optimizer: Optimizer) -> dict[str, dict[str, Object]]:
         self.prepare(optimizer)
         params = with_rules(optimizer.target)
-        with self._communicator.called_by(self._caller):
+        with self._communicator.called_by('gather_states'):
             by_rank = self._communicator.allgather_obj({
                 path: StateShard(*self._elements[path], param.update_rule.state or {})
                 for path, param in params.items()})
