@@ -235,7 +235,7 @@ def test_sigusr1_is_forwarded_and_a_second_interrupt_kills(tmp_path, env):
         message = process.stderr.readline()
         if 'Open MPI' not in MPI.Get_library_version():
             assert message == ('chainermn run: SIGUSR2 was ignored, because this mpiexec does '
-                               'not forward it to the ranks; send SIGUSR1\n')
+                               'not forward it to the ranks; use SIGUSR1 instead\n')
         process.send_signal(signal.SIGINT)
         both_say('goes on')
         while process.poll() is None:  # the first ones may belong to the same Ctrl-C

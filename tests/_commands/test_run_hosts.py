@@ -181,7 +181,7 @@ def test_waiting_for_hosts(folder, event):
     up('a')
     with subprocess.Popen(command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
                           ) as process:
-        assert process.stderr.readline().startswith('chainermn run: waiting for hosts: there are')
+        assert process.stderr.readline().startswith('chainermn run: waiting for hosts: the ')
         if event == 'answer':
             up('b')
         else:

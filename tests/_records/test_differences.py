@@ -269,10 +269,10 @@ CAUSES = {
         activation=lambda p, old, x: Doubled().apply((old(x),))[0]), note='gradient of /0/W'),
     'compression': Cause(MEAN, 1, attributes(options={'compression': 'fp16'})),
     'parameters between updates': Cause(BEFORE, AT, at(AT, overwrite),
-                                        note='the parameter /1/b before the update'),
+                                        note='the parameter /1/b (of '),
     'parameters of one rank': Cause(
         BEFORE, AT, at(AT, lambda p, o: p.is_last() and overwrite(p, o)), True,
-        'the parameter /1/b before the update'),
+        'the parameter /1/b (of '),
     'accumulation': Cause(PARAMETERS, 1, attributes(options={'n_accumulations': 2})),
     'another communicator': Cause('', 0, lambda p: setattr(
         p, 'comm', chainermn.create_communicator('flat')), setting='communicator'),
