@@ -249,7 +249,7 @@ CAUSES = {
                           setting='hooks'),
     'clipping': Cause(PARAMETERS, 1, hooked(lambda: optimizer_hooks.GradientClipping(.1)),
                       setting='hooks'),
-    'a frozen parameter': Cause(PARAMETERS, AT, at(AT, freeze), note='the parameter /0/W after'),
+    'a frozen parameter': Cause(PARAMETERS, AT, at(AT, freeze), note='the parameter /0/W (of '),
     'a hook on one rank': Cause(PARAMETERS, 1, lambda p: (
         attributes(options={'compare_settings': False})(p),
         replaced(configure=on_last(lambda p, old, optimizer: optimizer.add_hook(
@@ -334,4 +334,4 @@ def test_causes(naive, folder, name):
         assert differing[0].rank == (f'rank{naive.size - 1}' if cause.is_of_last else 'rank0')
         assert cause.update == 0 or len(differing[0].ranks) == (
             1 if cause.is_of_last else naive.size)
-    assert any(cause.note in note for note in ['', *differing[0].notes])
+    assert any(cause.note in note for note in ['', *differing[0].notes]), differing[0].notes
