@@ -1,5 +1,7 @@
 """Bugs of Chainer: gradients that were missing, calls that failed."""
 
+import subprocess
+import sys
 import threading
 import warnings
 import zipfile
@@ -7,9 +9,11 @@ import zipfile
 import chainer
 import chainer.functions as F
 import chainer.links as L
+import cloudpickle
 import numpy as np
 import pytest
 from chainer.training.extensions import snapshot_writers
+from time_limits import seconds
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -216,3 +220,14 @@ def test_the_warning_about_an_evaluator_that_repeats():
         chainer.training.extensions.Evaluator(
             chainer.iterators.SerialIterator([1], 1, repeat=False), model)
     assert not found
+
+
+def test_a_model_of_a_script_in_cloudpickle():
+    class Net(chainer.Chain):
+        def forward(self, x):
+            return x + 1
+
+    code = 'import chainer, pickle, sys; print(pickle.load(sys.stdin.buffer)()(1))'
+    done = subprocess.run([sys.executable, '-c', code], input=cloudpickle.dumps(Net),
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds(60))
+    assert done.stdout == b'2\n'
