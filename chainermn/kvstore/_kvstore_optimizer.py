@@ -4,7 +4,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import chainer
 import numpy as np
@@ -14,7 +14,7 @@ from chainermn.communicators.errors import raise_on_all_ranks
 from chainermn.kvstore import _arguments
 from chainermn.kvstore._kvstore import KVStore
 from chainermn.kvstore._optimizer_states import OptimizerState
-from chainermn.kvstore._optimizer_updater import OptimizerUpdater, write_state
+from chainermn.kvstore._optimizer_updater import OptimizerUpdater, loaded, write_state
 from chainermn.kvstore._server import assign
 from chainermn.kvstore._sharding import Key, KeyLayout
 from chainermn.optimizers.proxy import (
@@ -226,14 +226,14 @@ class _KVStoreOptimizer(OptimizerProxy):
         """Save or load whether the first update is over, and the residuals of compression."""
         own = serializer['chainermn']
         if isinstance(serializer, chainer.Deserializer):
-            self._is_new = bool(_loaded(own, 'is_new', False))
+            self._is_new = bool(loaded(own, 'is_new', False))
             self._is_loaded = True
         elif self._is_new or not (self._initialized or self._is_loaded):
             own('is_new', True)
         compressor = self.kvstore._backend.server.compressor
         if compressor is not None:
             residuals, rank = own['kvstore'], self.kvstore.rank
-            if _loaded(residuals, 'rank', rank) == rank:
+            if loaded(residuals, 'rank', rank) == rank:
                 compressor.serialize(residuals)
             else:
                 compressor.reset()
@@ -290,18 +290,11 @@ def _initialized(named: Named) -> _Parameters:
 
 
 def _by_first_path(named: Iterable[tuple[str, chainer.Parameter]]) -> _Parameters:
+    """Return parameters, each once, by their first paths."""
     first: dict[int, tuple[str, chainer.Parameter]] = {}
     for path, parameter in named:
         first.setdefault(id(parameter), (path, parameter))
     return dict(first.values())
-
-
-def _loaded(serializer: chainer.AbstractSerializer, name: str, default: object) -> Any:
-    """Return a value of a snapshot, or ``default`` if it has none. Save ``default`` if saving."""
-    try:
-        return serializer(name, default)
-    except KeyError:
-        return default
 
 
 def _priorities(parameters: _Parameters) -> list[float]:
@@ -449,12 +442,10 @@ class _StoreUpdate(_KVStoreOptimizer):
     def _load(self, path: str, parameter: chainer.Parameter,
               serializer: chainer.AbstractSerializer, has_states: bool) -> None:
         """Load the update rule of a parameter."""
-        entry = _loaded(serializer, sharded_states.ENTRY, None)
+        entry = loaded(serializer, sharded_states.ENTRY, None)
         elements = None if entry is None else (int(entry[0]), int(entry[1]))
-        if not has_states or elements == (0, 0):
-            state: OptimizerState = {'t': int(serializer('t', 0))}
-        else:
-            state = {'t': int(serializer('t', 0))}
+        state: OptimizerState = {'t': int(serializer('t', 0))}
+        if has_states and elements != (0, 0):
             try:
                 state = self._updater.load_rule(serializer)
             except KeyError:
@@ -479,8 +470,7 @@ class _StoreUpdate(_KVStoreOptimizer):
             server.replace(layouts[path], parameter.array)
             if path in states:
                 self._updater.forget(path, int(states[path].state['t']))
-        own = {path: state for path, state in states.items()
-               if path in layouts}
+        own = {path: state for path, state in states.items() if path in layouts}
         needs_others = any(not state.is_for(layouts[path], self.kvstore.rank)
                            for path, state in own.items())
         if any(backend.allgather('update', needs_others)):
@@ -515,15 +505,15 @@ class _StoreUpdate(_KVStoreOptimizer):
                                  'each of them separately. Assign one Parameter object to both '
                                  f'links (link.W = other.W), or {_ON_WORKERS}.')
         uses = Counter(map(id, self.target.params()))
-        loaded = self.kvstore._backend.server.loaded
+        pending = self.kvstore._backend.server.loaded
         for path in new:
             self._updater.repeats[path] = uses[id(parameters[path])]
             rule = parameters[path].update_rule
-            if path in loaded:  # load_optimizer_states has complete states
+            if path in pending:  # load_optimizer_states has complete states
                 self._states.pop(path, None)
             if rule is not None:
-                if path in loaded:
-                    rule.t = int(loaded[path]['t'])
+                if path in pending:
+                    rule.t = int(pending[path]['t'])
                 self._updater.starts[path] = rule.t
 
     def _check(self, parameters: Iterable[tuple[str, chainer.Parameter]]) -> None:

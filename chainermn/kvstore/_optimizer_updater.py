@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import chainer
 import numpy as np
@@ -198,7 +198,8 @@ class OptimizerUpdater:
         rule = self.new_rule()
         rule.serialize(serializer)
         state = {'t': rule.t, **(rule.state or {})}
-        if rule._use_fp32_update and (wide := _loaded(serializer, _COPY)) is not None:
+        if rule._use_fp32_update and (
+                wide := loaded(serializer, _COPY, None)) is not None:
             state[_COPY] = wide
         return state
 
@@ -268,11 +269,12 @@ def write_state(state: OptimizerState, serializer: chainer.AbstractSerializer) -
         serializer(name, value)
 
 
-def _loaded(serializer: chainer.AbstractSerializer, name: str) -> Array | None:
+def loaded(serializer: chainer.AbstractSerializer, name: str, default: object) -> Any:
+    """Return a value of a snapshot, or ``default`` if it has none. Save ``default`` if saving."""
     try:
-        return serializer(name, None)
+        return serializer(name, default)
     except KeyError:
-        return None
+        return default
 
 
 class _Parameter(chainer.Parameter):
