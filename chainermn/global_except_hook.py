@@ -291,7 +291,8 @@ def _exit_at_once(status: int) -> NoReturn:
 
 def _at_exit() -> None:
     if code := _hook().exit_code:
-        _abort(f'sys.exit with status {code}', in_8_bits(code))
+        place = exit_status.outcome().place
+        _abort(f'sys.exit with status {code}{place and f", called at {place}"}', in_8_bits(code))
 
 
 def _write_to_run_folder(text: str, error: BaseException | None) -> None:

@@ -51,8 +51,11 @@ FAILURES = {
         thread.start()
         thread.join()
         ''', 'uncaught KeyError in thread loader', 'no such key'),
-    'sys.exit with status': ('sys.exit(3)', 'sys.exit with status 3', ''),
+    'sys.exit with status': ('sys.exit(3)', 'sys.exit with status 3, called at script.py:', ''),
     'raise SystemExit': ('raise SystemExit(3)', 'sys.exit with status 3', ''),
+    'sys.exit in the standard library': (
+        'import argparse; argparse.ArgumentParser().error("no")',
+        'sys.exit with status 2, called at script.py:', ''),
     'sys.exit with message': ("sys.exit('out of paper')", 'sys.exit with status 1', 'out of paper'),
     'os._exit': ('os._exit(5)', 'os._exit with status 5', 'script.py", line '),
     'atexit': ('''

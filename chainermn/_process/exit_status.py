@@ -10,14 +10,22 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
+import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import NoReturn, TypeAlias, cast
 
 from chainermn._process import runtime
+from chainermn._process.program_place import PACKAGES
 
+#: Name of the attribute for the line that called sys.exit. Before Python 3.12, the exception has no
+#: traceback when the interpreter reads its code.
+_PLACE = '_chainermn_place'
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 #: The code of a SystemExit: usually an integer, a message or None.
 Code: TypeAlias = object
 
@@ -34,6 +42,8 @@ class Outcome(runtime.ProcessState):
         self.unraisable: Callable[..., object] | None = None
         #: Called for an uncaught SystemExit with its code; returns the code to exit with.
         self.exits: Callable[[Code], Code] | None = None
+        #: Line of user code that raised the uncaught SystemExit, such as ``train.py:8``, or ''.
+        self.place = ''
         #: Whether :func:`listen` updates this object.
         self.is_updated = False
 
@@ -58,7 +68,10 @@ def listen() -> None:
 
     def code_of(error: SystemExit) -> Code:
         code = member.__get__(error)
-        return _exits_with(code) if _is_called_by_the_interpreter() else code
+        if not _is_called_by_the_interpreter():
+            return code
+        outcome().place = _place(error)
+        return _exits_with(code)
 
     def replace(descriptor: object) -> None:
         attributes['code'] = descriptor
@@ -94,7 +107,24 @@ def _exit(status: Code = None, /) -> NoReturn:
     Before Python 3.12, sys.exit sets a class and a value, and creates the instance only when the
     exception is caught, so ``code`` would not be read.
     """
-    raise status if isinstance(status, SystemExit) else SystemExit(status)
+    error = status if isinstance(status, SystemExit) else SystemExit(status)
+    vars(error)[_PLACE] = next(_places(traceback.walk_stack(sys._getframe(1))), '')
+    raise error
+
+
+def _place(error: SystemExit) -> str:
+    """Return the innermost line of user code that raised an exception; '' if that is unknown."""
+    places = [*_places(traceback.walk_tb(error.__traceback__))]
+    return places[-1] if places else vars(error).get(_PLACE, '')
+
+
+def _places(frames: Iterable[tuple[FrameType, int]]) -> Iterator[str]:
+    """Yield the lines of user code among frames, such as ``train.py:8``."""
+    for frame, line in frames:
+        path = frame.f_code.co_filename
+        if not path.startswith(PACKAGES) and (
+                not path.startswith(_STANDARD_LIBRARY) or 'site-packages' in path):
+            yield f'{os.path.basename(path)}:{line}'
 
 
 def _audit(event: str, arguments: tuple[object, ...]) -> None:

@@ -34,9 +34,8 @@ _TRANSIENT = {errno.EAGAIN, errno.EBUSY, errno.EIO, errno.ESTALE, errno.EREMOTEI
 
 
 #: Advice for a broken shard, and for a broken sample.
-_ADVICE = ("Replace it, or pass on_error='skip' to ShardedIterator to train without it.",
-          "Correct the sample or transform, or pass on_error='skip' to ShardedIterator to train "
-          'without it.')
+_ADVICE = {'file': 'Replace it', 'reader': 'Correct the reader or replace the shard',
+           'sample': 'Correct the sample or transform'}
 
 
 class Shard(Protocol):
@@ -59,6 +58,7 @@ class Opener:
     """
 
     def __init__(self, reader: Callable[[Object], Object] | None, buffer: int) -> None:
+        self.has_reader = reader is not None
         self._reader, self._memory = reader, _MEMORY // buffer
 
     def open(self, shard: Object) -> Shard:
@@ -176,6 +176,10 @@ class OpenShards:
         now, before = (len(shard), size_of(self._shards[number])), self._sizes[number]
         if now != before and (now[0], UNKNOWN) != before:
             shard.close()
+            if self._opener.has_reader and now[1] == before[1]:
+                raise ValueError(f'the reader returned {now[0]:,} samples, but according to the '
+                                 'index of the shards, or to the first call of the reader, this '
+                                 f'shard has {before[0]:,}')
             raise ValueError('the file has changed since its samples were counted: now {:,} '
                              'samples and {:,} bytes, previously {:,} and {:,}'
                              .format(*now, *before))
@@ -185,7 +189,9 @@ class OpenShards:
         shard = describe(self._shards[number], number)
         text = f'{shard}{sample}: {explain(error)}' if sample else unopened(shard, error)
         if self._is_strict:
-            raise ShardError(f'{text.rstrip(".")}. {_ADVICE[bool(sample)]}') from error
+            part = 'sample' if sample else 'reader' if self._opener.has_reader else 'file'
+            raise ShardError(f'{text.rstrip(".")}. {_ADVICE[part]}, or pass '
+                             "on_error='skip' to ShardedIterator to train without it.") from error
         if number not in self._reported:
             self._reported.add(number)
             logging.getLogger('chainermn').warning('skipped: %s', text)

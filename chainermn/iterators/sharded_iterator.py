@@ -134,11 +134,9 @@ class ShardedIterator(chainer.dataset.Iterator):
             found, index = find_shards(shards, is_strict)
         self.batch_size, self.repeat = batch_size, bool(repeat)
         self._n_prefetch, self._n_processes, self._is_strict = n_prefetch, n_processes, is_strict
-        names = [os.path.basename(each) for each in found if isinstance(each, str)]
-        digest = zlib.crc32('\0'.join(names).encode(errors='surrogateescape'))
         with comm.called_by(_NAME):
             by_rank = comm.allgather_obj({
-                'shards': f'{len(found)} (digest of the names: {digest:08x})',
+                'shards': _names(found),
                 'batch_size': int(batch_size), 'repeat': self.repeat, 'shuffle': bool(shuffle),
                 'seed': int(seed), 'buffer': int(buffer), 'last': last, 'on_error': on_error})
         check_equal(comm, by_rank, f'{_NAME}: the arguments differ between ranks',
@@ -338,3 +336,12 @@ def _check_length(batches: Batches) -> None:
         raise ValueError(f'{len(batches.shards)} shards have {n} samples, but at least {needed} '
                          f'are needed for {batches.size} ranks with batch_size='
                          f'{batches.batch_size} and last={batches.last!r}')
+
+
+def _names(shards: Sequence[Object]) -> str:
+    """Describe shards by their number and the names of their files."""
+    names = [os.path.basename(each) for each in shards if isinstance(each, str)]
+    if len(names) <= 3:
+        return ': '.join([f'{len(shards)}', *([', '.join(names)] if names else [])])
+    digest = zlib.crc32('\0'.join(names).encode(errors='surrogateescape'))
+    return f'{len(shards)}: {names[0]} to {names[-1]} (digest of all names: {digest:08x})'

@@ -3,6 +3,7 @@
 import collections
 import copy
 import gc
+import glob
 import itertools
 import os
 import threading
@@ -231,6 +232,29 @@ def test_the_error_shows_only_arguments_that_differ(comm):
     with pytest.raises(ValueError) as caught:
         ShardedIterator([range(10)], 1, comm, seed=comm.rank)
     assert 'rank 0: seed=0\n  rank 1: seed=1\n' in str(caught.value)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_shards_that_differ_between_ranks(comm, shared_folder):
+    write(comm)
+    comm.barrier()
+    names = sorted(glob.glob('train-*.npz'))
+    for n in 2, 5:
+        with pytest.raises(ValueError) as caught:
+            ShardedIterator(names[min(comm.rank, 1):n], 1, comm)
+        first, last = ('train-00000.npz, train-00001.npz', 'train-00001.npz') if n == 2 else (
+            'train-00000.npz to train-00004.npz', 'train-00001.npz to train-00004.npz')
+        assert f"  rank 0: shards='{n}: {first}" in str(caught.value)
+        assert f"  rank 1: shards='{n - 1}: {last}" in str(caught.value)
+
+
+def test_a_reader_that_contradicts_the_index(comm, shared_folder):
+    write(comm)
+    comm.barrier()
+    iterator = ShardedIterator('train-*.npz', 1, comm, reader=lambda path: range(2))
+    with pytest.raises(ShardError, match='the reader returned 2 samples, but .* this shard has '
+                                         r'\d+\. Correct the reader'):
+        next(iterator)
 
 
 def test_the_prefix_of_write_shards_instead_of_a_pattern(comm, shared_folder):
