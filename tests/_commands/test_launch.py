@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 from jobs import processes
 from time_limits import seconds, wait_until
 
@@ -342,8 +343,12 @@ def test_wrong_arguments(monkeypatch, tmp_path):
         chainermn.launch(3, run)
     with pytest.raises(ValueError, match='timeout must be a positive number'):
         chainermn.launch(run, 2, timeout=0)
+    with pytest.raises(TypeError, match="env must map strings to strings, but contains 'A': 1"):
+        chainermn.launch(run, 2, env={'A': 1})
     with pytest.raises(TypeError, match=r'^run or one of its arguments cannot be pickled'):
         chainermn.launch(run, 2, sys._getframe())
+    with pytest.raises(TypeError, match='Use the communicator that launch passes to the function'):
+        chainermn.launch(run, 2, MPI.COMM_SELF.Dup())
 
     monkeypatch.setenv('PATH', str(tmp_path))
     monkeypatch.setattr(sys, 'executable', str(tmp_path / 'python'))

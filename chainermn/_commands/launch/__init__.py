@@ -76,7 +76,8 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
             from ``fn``; the message gives the rank and the signal or exit status.
         TimeoutError: If ``timeout`` expired. All processes are terminated.
         TypeError: If ``fn`` is not callable or does not accept the arguments, if ``n`` is not an
-            integer, or if ``fn``, an argument or a result cannot be pickled.
+            integer or ``env`` does not contain strings, or if ``fn``, an argument or a result
+            cannot be pickled.
         ValueError: If ``n`` or ``timeout`` is not positive.
         FileNotFoundError: If mpiexec is not found.
 
@@ -88,7 +89,7 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
         >>> chainermn.launch(lambda comm: comm.allreduce_obj(comm.rank + 1), 2)
         [3, 3]
     """
-    n = _check_arguments(fn, n, timeout, args, kwargs)
+    n = _check_arguments(fn, n, timeout, env, args, kwargs)
     command = [mpiexec.find_local(), '-n', str(n), sys.executable, rank_process.__file__]
     with tempfile.TemporaryDirectory(  # only this user can read it
             prefix='chainermn-launch-', ignore_cleanup_errors=True) as folder:
@@ -98,7 +99,11 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
         try:
             serialization.save(f'{folder}/call', (n, communicator_name, fn, args, kwargs, cells))
         except TypeError as error:
-            raise TypeError(f'{_name(fn)} or one of its arguments {error}') from error
+            advice = ''
+            if "'mpi4py.MPI." in str(error):
+                advice = ('. Use the communicator that launch passes to the function as its first '
+                          'argument')
+            raise TypeError(f'{_name(fn)} or one of its arguments {error}{advice}') from None
         with open(f'{folder}/path', 'w') as file:  # folders from which the ranks import modules
             json.dump([entry for entry in sys.path if isinstance(entry, str)], file)
         environment = {**mpiexec.environment(n, _LOCAL_ONLY), **(env or {})}
@@ -116,7 +121,8 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
 
 
 def _check_arguments(fn: Callable[..., Object], n: int, timeout: float | None,
-                     args: Sequence[Object], kwargs: Mapping[str, Object]) -> int:
+                     env: Mapping[str, str] | None, args: Sequence[Object],
+                     kwargs: Mapping[str, Object]) -> int:
     """Check the arguments; return ``n`` as an ``int``."""
     if not callable(fn):
         raise TypeError(f'launch(fn, n, *args): fn must be a function, not {fn!r}')
@@ -130,6 +136,9 @@ def _check_arguments(fn: Callable[..., Object], n: int, timeout: float | None,
         raise ValueError(f'launch(fn, n, *args): n must be a positive integer, not {n}')
     if timeout is not None and not timeout > 0:
         raise ValueError(f'timeout must be a positive number of seconds, not {timeout}')
+    for name, value in (env or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f'env must map strings to strings, but contains {name!r}: {value!r}')
     _check_signature(fn, args, kwargs)
     return number
 
