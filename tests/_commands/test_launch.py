@@ -10,8 +10,8 @@ import time
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 from jobs import processes
+from mpi4py import MPI
 from time_limits import seconds, wait_until
 
 import chainermn
