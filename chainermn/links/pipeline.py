@@ -125,6 +125,7 @@ class Pipeline:
         self._plan: _Plan | None = None  # created by the first call
         self._transfers = Transfers()
         self._n_calls = 0
+        self._has_warned = False  # of targets that differ between ranks
 
     def __call__(self, *args: Object, **kwds: Object) -> Variable:
         """Return the loss of a batch. Collective: every rank calls it.
@@ -259,8 +260,8 @@ class Pipeline:
             raise on_all_ranks(comm, ValueError(
                 'Pipeline: no rank passed a batch. Pass the inputs of the model and the target on '
                 'the ranks that use them.'))
-        if comm.rank == 0:
-            targets.warn_of_differences(digests)
+        if comm.rank == 0 and not self._has_warned:
+            self._has_warned = targets.warn_of_differences(digests)
         return next(iter(known.values())), next(filter(None, scales), None)
 
     def _total(self, execution: Execution, is_finite: bool) -> tuple[Array, bool]:

@@ -36,16 +36,19 @@ def digest(target: Object) -> Digest | None:
     return x.shape, x.dtype.str, zlib.crc32(x.view(np.uint8).data)
 
 
-def warn_of_differences(digests: Sequence[Digest | None]) -> None:
+def warn_of_differences(digests: Sequence[Digest | None]) -> bool:
     """Warn if ranks have passed different targets of the same shape and dtype.
 
     Args:
         digests: The digest of each rank's target.
+
+    Returns:
+        Whether this function warned.
     """
     known = [(rank, each) for rank, each in enumerate(digests) if each is not None]
     groups = group_ranks(known)
     if len({each[:2] for _, each in known}) != 1 or len(groups) < 2:
-        return
+        return False
     path, line = program_place()
     warnings.warn_explicit(
         'Pipeline: ' + ' and '.join(map(ranks_text, groups.values())) + ' passed different '
@@ -53,3 +56,4 @@ def warn_of_differences(digests: Sequence[Digest | None]) -> None:
         'the same batches, use chainermn.iterators.create_synchronized_iterator or '
         'create_multi_node_iterator. Pass None for a target that a rank does not use.',
         RuntimeWarning, path, line)
+    return True
