@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from chainermn._diagnostics.deadlocks.rank_state import RankState, ThreadState
+from chainermn._diagnostics.deadlocks.rank_state import RankState
 from chainermn._diagnostics.deadlocks.wait_graph import WaitGraph
 from chainermn._diagnostics.hang_report import Response
 from chainermn._operations.ranks import group_texts, ranks_text
@@ -49,15 +49,15 @@ def text(waiting: Mapping[int, RankState], responses: Mapping[int, Response], se
         f'{_HOW_TO_SET}', *lines]) + '\n'
 
 
-def creation_text(rank: int, state: ThreadState, seconds: float) -> str:
+def creation_text(rank: int, where: str, seconds: float) -> str:
     """Return the warning of a rank that waits in its first create_communicator.
 
     The state of the other ranks is unknown, because the watchdogs are not connected yet.
 
     Args:
         rank: The rank.
-        state: The state of its waiting thread.
+        where: The end of the sentence, with the place in the script.
         seconds: The minimum number of seconds that the rank has waited.
     """
-    return (f'chainermn: warning: rank {rank} has waited for {seconds:.0f} s {state.text}; does '
+    return (f'chainermn: warning: rank {rank} has waited for {seconds:g} s {where}; does '
             f'every rank call create_communicator? The job continues {_HOW_TO_SET}\n')

@@ -308,7 +308,7 @@ class Watchdog(runtime.ProcessState):
                 self._has_warned_of_creation = True
                 if launcher.claim('stall'):
                     streams.write(stall_warning.creation_text(
-                        MPI.COMM_WORLD.rank, snapshot.state, self._stall_seconds))
+                        MPI.COMM_WORLD.rank, snapshot.state.text, self._stall_seconds))
 
     def _send_question(self, group: WatchdogGroup, ranks: Sequence[int], now: float) -> None:
         """Ask ranks for their states; this rank answers immediately."""

@@ -15,7 +15,7 @@ from chainer_compat.updates.fused_option import fused_updates
 from chainermn._collectives import rank_info
 from chainermn._collectives.rank_info import Arguments
 from chainermn._consistency import mismatch
-from chainermn._diagnostics import lifecycle, timeouts, unusable, watchdog
+from chainermn._diagnostics import lifecycle, mpi_start, timeouts, unusable, watchdog
 from chainermn._diagnostics.flight_recorder import CreationRecord
 from chainermn._operations import common_error
 from chainermn._operations.call import entered
@@ -120,7 +120,8 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
         (0, 2)
     """
     try:
-        import mpi4py.MPI  # noqa: F401
+        with mpi_start.watched():
+            import mpi4py.MPI  # noqa: F401
     except (ImportError, RuntimeError) as error:
         raise ImportError(
             f'{error}\nchainermn needs mpi4py and an MPI library. Install them with '
