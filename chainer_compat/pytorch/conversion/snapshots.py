@@ -86,7 +86,8 @@ def _newest_files(folder: Path) -> list[Path]:
             key = match['name'], int(match['iteration'])
             checkpoints.setdefault(key, {})[int(match['rank'])] = file
     if len({name for name, _ in checkpoints}) > 1:
-        raise ConversionError(f'{folder} contains checkpoints with different names. Pass a file.')
+        raise ConversionError(f'{folder} contains checkpoints with different names. Pass one of '
+                              'the files.')
     ranks = max((max(files) + 1 for files in checkpoints.values()), default=0)
     for (_, iteration), files in sorted(checkpoints.items(), reverse=True):
         if _is_complete(files, ranks):
