@@ -427,7 +427,8 @@ def _set_state(optimizer: torch.optim.Optimizer, kind: RuleInTorch, name: str, o
     rule = old.update_rule
     if set(arrays) - set(kind.states):
         raise ConversionError(f'The state of {name} has {", ".join(sorted(arrays))}, but '
-                              f'{kind.make.__name__} expects {", ".join(kind.states)}.')
+                              f'{kind.make.__name__} expects {", ".join(kind.states)}. Create a '
+                              'new optimizer in PyTorch, without the state of this one.')
     found: dict[str, Any] = {'step': torch.tensor(float(rule.t))} if kind.counts else {}
     for ours, theirs in kind.states.items():
         if ours == 'vhat' and not rule.hyperparam.amsgrad:
