@@ -4,7 +4,7 @@ An editable install of ChainerMN is a wheel without packages, with the repositor
 ``.pth`` file. The environment variable set here selects this in setup.py.
 """
 
-# Older Pythons run this file, too, before pip says which Python is required.
+# Older Pythons also run this file, before pip says which Python is required.
 from __future__ import annotations
 
 import os

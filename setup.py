@@ -10,7 +10,7 @@ The wheel installs into site-packages:
   before all other ones, see chainer_compat/__init__.py.
 """
 
-# Older Pythons run this file, too, before pip says which Python is required.
+# Older Pythons also run this file, before pip says which Python is required.
 from __future__ import annotations
 
 import atexit
@@ -97,7 +97,7 @@ def advice() -> str:
         return ("Install without the option --no-build-isolation, or run "
                 "`python -m pip install pip 'setuptools<70' wheel` first.")
     return ('If your package index was not found, set environment variables for pip, such as '
-            'PIP_INDEX_URL; uv needs them, too.')
+            'PIP_INDEX_URL; uv also needs them.')
 
 
 def scratch() -> dict[str, dict[str, str]]:

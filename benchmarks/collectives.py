@@ -8,7 +8,6 @@ small dict, and a round trip is a message from rank 0 to rank 1 and back. For ar
 uppercase methods are called with preallocated buffers; for objects, the methods that pickle. The
 output shows microseconds per call on the slowest rank (medians over the rounds), and the median of
 the ratios within a round.
-
 """
 
 import statistics
@@ -72,7 +71,7 @@ def calls_of(comm, world, is_raw: bool) -> dict:
 
 
 def work(kind: str, folder: str) -> None:
-    """In a process: takes turns of some calls of an operation."""
+    """In each process of a group: time some calls of an operation per turn."""
     from mpi4py import MPI
 
     import chainermn
@@ -142,7 +141,7 @@ def main() -> None:
     drawn: dict[str, dict[str, list[float]]] = {kind: {} for kind in KINDS}
     for ranks in map(int, ('2' if args.quick else args.ranks).split(',')):
         if ranks < 2:
-            raise SystemExit('a message needs at least 2 ranks')
+            raise SystemExit('--ranks must be at least 2: a message needs two ranks')
         found = report(ranks, measure(ranks, 1 if args.quick else args.rounds, args.quick))
         for kind, ratios in found.items():
             for operation, each in ratios.items():

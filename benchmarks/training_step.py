@@ -14,10 +14,11 @@ needs a C++ compiler. The table shows the fastest variant.
 
 A step consists of forward, backward and the update, without computing the accuracy. One rank does
 not communicate. Several ranks average gradients, ChainerMN with ``flat`` and PyTorch with DDP on
-gloo; only some of the models run. Each process has one thread. The result of a turn is the fastest
-of some steps on one rank; on several ranks, which wait for each other, it is the mean. The time of
-"PyTorch kernels alone" is spent in PyTorch's functions, in the fastest of 10 steps; Chainer, NumPy
-and the optimizer take the rest of the step. The memory is the largest resident set size of rank 0.
+gloo; only the CNN and ResNet-50 run. Each process has one thread. The variants take turns of a few
+steps. The result of a turn is the fastest step on one rank, and the mean on several ranks, which
+wait for each other. The time of "PyTorch kernels alone" is spent in PyTorch's functions, in the
+fastest of 10 steps; Chainer, NumPy and the optimizer take the rest of the step. The memory is the
+largest resident set size of rank 0.
 
 Finally, two hosts with one rank each are measured. They are network namespaces of this machine,
 whose links have the rate given by ``--hosts`` in each direction, and need root and iproute2. Here,
@@ -78,7 +79,7 @@ COLUMNS = {
 
 
 def work(kind: str, folder: str) -> None:
-    """In the processes of a group: time some steps of a model per turn."""
+    """In each process of a group: time some steps of a model per turn."""
     if kind.startswith(TORCH):
         import _gloo
         import _steps_of_torch as steps_of
@@ -184,10 +185,10 @@ def main() -> None:
     parser = _rounds.parser(__doc__, rounds=4, takes_torch=True)
     parser.add_argument('--ranks', default='1,2', help='default: %(default)s')
     parser.add_argument('--hosts', metavar='RATE', default='1gbit',
-                        help='links of two hosts; default: %(default)s; or none')
+                        help='rate of the links between two hosts, or none; default: %(default)s')
     parser.add_argument('--bfloat16', action=argparse.BooleanOptionalAction,
                         default=compute_dtype.has_instructions(),
-                        help="also in bfloat16, and PyTorch's autocast; default: %(default)s")
+                        help='also measure bfloat16, and autocast in PyTorch; default: %(default)s')
     parser.add_argument('--only', help='models, separated by commas')
     args = parser.parse_args()
     if args.work:

@@ -14,7 +14,7 @@ A process that is not part of a job with several MPI processes fails like any Py
 that it never exits with status 0 if it requested a different one, such as 256.
 
 ``CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS=1`` calls :func:`add_hook` at import; ``=0`` disables the
-hook, so that a debugger or a notebook can use its own. ``..._ON_EXCEPTION`` means the same.
+hook, so that a debugger or a notebook can use its own. The name without the final S also works.
 
 Functions for other modules of this package:
 
@@ -51,7 +51,7 @@ from chainermn._process.exit_status import in_8_bits, status_of
 
 _VARIABLES = environment.FORCE_ABORT
 
-# Seconds to wait before an abort, because mpiexec then drops the output that it has not read yet.
+# Seconds to wait before an abort, so that mpiexec can read the output, which it would then drop.
 _FORWARD_TIMEOUT = 0.5
 # Seconds that mpiexec may take to kill this process.
 _ABORT_TIMEOUT = 10

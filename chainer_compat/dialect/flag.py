@@ -18,7 +18,8 @@ class Flag(enum.Enum):
 
     def __bool__(self) -> bool:
         if self is AUTO:
-            raise ValueError('The flag AUTO is neither true nor false.')
+            raise ValueError('The flag AUTO is neither true nor false. Compare it with chainer.ON '
+                             'or chainer.OFF.')
         return self is ON
 
     def __eq__(self, other: object) -> bool:
@@ -40,5 +41,6 @@ def aggregate_flags(flags: Iterable[Flag]) -> Flag:
     """Return the flag of a function's outputs from the ``flags`` of its inputs."""
     found = {*flags} - {AUTO}
     if len(found) > 1:
-        raise ValueError('Inputs with volatile=ON and volatile=OFF cannot be mixed.')
+        raise ValueError('Inputs with volatile=ON and volatile=OFF cannot be mixed. Use the same '
+                         'flag for all inputs of a function.')
     return found.pop() if found else AUTO

@@ -30,7 +30,7 @@ def atomic_add_of_float16() -> dict[str, str]:
 def dtype_of_clip() -> dict[str, str]:
     """All versions: on a GPU, F.clip returned the dtype that CuPy promotes to.
 
-    Array bounds could change the dtype, and with CuPy >= 14, NumPy scalars could, too. Then
+    Array bounds could change the dtype, and with CuPy >= 14, so could NumPy scalars. Then
     backward of F.clip and F.huber_loss raised TypeError. On the CPU, Chainer converts the result.
     """
     clip = 'cuda.cupy.clip(x[0], self.x_min, self.x_max)'

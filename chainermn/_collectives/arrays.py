@@ -223,7 +223,8 @@ def checked_sequence(context: Context, xs: Array) -> list[Array]:
         raise TypeError('the arrays for the ranks must have the same dtype but have '
                         + ', '.join(str(array.dtype) for array in arrays))
     if len({*map(array_buffers.on_device, arrays)}) > 1:
-        raise TypeError('the arrays for the ranks must all be on the host, or all on a device')
+        raise TypeError('the arrays for the ranks must all be on the host, or all on a device; '
+                        'move them with chainer.cuda.to_cpu or to_gpu')
     return arrays
 
 

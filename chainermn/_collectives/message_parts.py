@@ -56,7 +56,7 @@ class Mark(NamedTuple):
 
 
 def unexpected(rank: int, mark: Mark, source: int, call: str) -> ValueError:
-    """Return the error for a gradient that was received instead of data, or the reverse.
+    """Return the error for a gradient that was received instead of data, or vice versa.
 
     Args:
         rank: The rank that received the message.

@@ -192,6 +192,7 @@ def _check_out(out: Array, x: Array) -> None:
         raise ValueError('out must have the same dtype and shape as the array: expected '
                          f'{x.dtype} {x.shape}, got {out.dtype} {out.shape}')
     if array_buffers.on_device(out) != array_buffers.on_device(x):
-        raise ValueError('out and the array must both be on the host, or both on the device')
+        raise ValueError('out and the array must both be on the host, or both on the device; '
+                         'move one with chainer.cuda.to_cpu or to_gpu')
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError('out must be a writable array')

@@ -33,7 +33,7 @@ _REQUEST = 0  # tag
 _HEAD = struct.Struct('=q')  # in a request: tag of the answer; in an answer: whether it failed
 
 # Seconds. A waiting thread polls continuously at first, then at short and later at long intervals;
-# an idle thread uses 3 % of a core.
+# an idle thread uses 3% of a core.
 _CONTINUOUS = 2e-4
 _FREQUENT = 2e-2
 _SHORT_INTERVAL = 5e-5

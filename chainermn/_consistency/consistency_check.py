@@ -39,7 +39,7 @@ from chainermn._process.mpi import MPI
 _T = TypeVar('_T')
 
 #: Transfers of at least this many bytes start with a second check, because a rank may run out of
-#: memory. At this size, the check takes about 1 % of the time, even if ranks share a core.
+#: memory. At this size, the check takes about 1% of the time, even if ranks share a core.
 _LARGE = 2**23
 
 #: Maximum number of characters of an error that is quoted in another message.
@@ -218,7 +218,7 @@ class ConsistencyCheck:
         self._refuse(operation, error, consequence)
 
     def prepared(self, nbytes: int | None, prepare: Callable[[], _T]) -> _T:
-        """Prepare to transfer data, after the calls were compared.
+        """Prepare to transfer data, after the ranks have compared their calls.
 
         If this fails, all ranks raise the error. But if the transfer is small, the other ranks
         already wait for the data of this rank, so this rank aborts the job.

@@ -1,4 +1,4 @@
-"""Shutdown: the ranks agree that all of them have reached the end of the script.
+"""Shutdown: the ranks check that all of them have reached the end of the script.
 
 A rank that exits while others are in a collective would leave them waiting, and it would itself
 wait for them in MPI_Finalize. So each finished rank takes part in one more check of each

@@ -178,7 +178,8 @@ def _checked(path: str, attribute: str, array: Array) -> Array:
     except TypeError as error:
         raise TypeError(f'parameter {path}: {error}') from None
     if attribute == 'grad' and array.dtype.kind != 'f':
-        raise TypeError(f'parameter {path}: gradients of dtype {array.dtype} cannot be averaged')
+        raise TypeError(f'parameter {path}: gradients of dtype {array.dtype} cannot be averaged; '
+                        'use a floating-point dtype')
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise ValueError(f'parameter {path}: its array is read-only; assign a writable copy')
     if _repeats_elements(array):

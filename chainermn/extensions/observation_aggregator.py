@@ -125,7 +125,8 @@ class ObservationAggregator(chainer.training.Extension):
             _save_values(serializer['history'], self.observation_history)
         else:
             warnings.warn(f'ObservationAggregator cannot save the values of {self.original_key!r}, '
-                          'which are not numbers', RuntimeWarning, stacklevel=2)
+                          'which are not numbers. After a resume, its next result covers only the '
+                          'iterations after the resume.', RuntimeWarning, stacklevel=2)
 
 
 def _mean(gathered: list[list[Value]]) -> Value | None:

@@ -500,7 +500,8 @@ class KVStore:
             current = _optimizer_states.describe(optimizer)['optimizer']
             if saved['optimizer'] != current:
                 raise ValueError(f'{os.fspath(fname)} has the states of {saved["optimizer"]}, but '
-                                 f'the optimizer of this store is {current}')
+                                 f'the optimizer of this store is {current}. Call set_optimizer '
+                                 'with the optimizer that was saved, or load a different file.')
             for name, value in saved['hyperparameters'].items():
                 setattr(optimizer.hyperparam, name, value)
         self._backend.server.load_optimizer_states(states)

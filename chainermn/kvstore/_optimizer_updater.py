@@ -159,11 +159,13 @@ class OptimizerUpdater:
             expected[_COPY] = np.zeros(layout.shape, np.float32)
         if set(expected) != set(state):
             raise ValueError(f'the states of key {layout.key!r} are {sorted(state)}, but '
-                             f'{type(self.optimizer).__name__} has {sorted(expected)}')
+                             f'{type(self.optimizer).__name__} has {sorted(expected)}. Load '
+                             'states that were saved with the same optimizer.')
         for name, value in expected.items():
             if np.shape(value) != np.shape(state[name]):
                 raise ValueError(f'the state {name!r} of key {layout.key!r} has shape '
-                                 f'{np.shape(state[name])}, but must have shape {np.shape(value)}')
+                                 f'{np.shape(state[name])}, but must have shape {np.shape(value)}. '
+                                 'Load states that were saved with the same keys.')
 
     def restore(self, key: Key, stored: Array, state: OptimizerState) -> None:
         """Set the states of a shard."""

@@ -30,7 +30,7 @@ from chainermn.optimizers._sharded_states.partition import Shard
 
 
 class DoubleBuffering(GradientAveraging):
-    """Averages gradients during the next update, which steps with the means.
+    """Averages gradients during the next update, which then applies the means.
 
     Attributes:
         communicated_target: The copy of the model; ``None`` before the first update.
@@ -44,7 +44,7 @@ class DoubleBuffering(GradientAveraging):
     #: Means loaded from a snapshot, by path, until an update uses them.
     _loaded: Mapping[str, Array] = MappingProxyType({})
     _loaded_scale: float | None = None  # their loss scale
-    _has_sent = False  # whether the next update steps
+    _has_sent = False  # whether the next update applies means
 
     def begin(self) -> None:
         """Begin an update while the gradients of the last one are in flight."""

@@ -57,7 +57,7 @@ class MultiNodeOptimizer(OptimizerProxy):
     actual optimizer, such as ``lr`` and ``t``, and the following ones.
 
     Attributes:
-        actual_optimizer: The optimizer that steps.
+        actual_optimizer: The optimizer that changes the parameters.
         communicator: The communicator whose ranks average gradients.
         zero_fill: Whether missing gradients of a rank count as zero.
         compression: The compressor of gradients, or ``None``.

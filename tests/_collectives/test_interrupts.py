@@ -1,4 +1,4 @@
-"""An exception of a signal handler at any moment of a collective: right results, or errors.
+"""A signal handler raises at any moment of a collective: correct results, or errors.
 
 Python runs signal handlers after calls, at the beginning of functions, and in loops.
 """
@@ -36,7 +36,7 @@ class LateError(Exception):
 class Interrupt:
     """Raises an exception at the n-th moment of a collective at which a handler may run.
 
-    Before the collective begins, an exception is as one before the call.
+    An exception before the collective begins counts as raised before the call.
     """
 
     def __init__(self, comm, n, error):

@@ -25,7 +25,7 @@ def right(comm):
 
 
 def complete(request):
-    """Test a request until it is complete, as a loop that computes meanwhile would."""
+    """Test a request until it is complete, as a loop that also computes would."""
     while not request.test():  # until the time limit of a test
         time.sleep(0)
     return request

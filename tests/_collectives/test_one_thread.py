@@ -1,4 +1,4 @@
-"""Two threads in collectives of one communicator: an error that names both, on all ranks."""
+"""Two threads call collectives of one communicator: all ranks raise an error with both calls."""
 
 import threading
 import time

@@ -88,7 +88,7 @@ def test_objects_in_collective_calls(comm, operation):
 
 @pytest.mark.mpi(min_size=2)
 def test_broadcast(comm):
-    """All ranks raise before data is sent, since some ranks forward it."""
+    """All ranks raise an error before data is sent, because some ranks forward the data."""
     with little_memory() if comm.rank == 1 else contextlib.nullcontext(), pytest.raises(
             MemoryError, match='bcast_obj failed on rank 1'):
         comm.bcast_obj(PAYLOADS['object'] if comm.rank == 0 else None)

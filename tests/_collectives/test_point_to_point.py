@@ -77,7 +77,7 @@ def test_many_dimensions_around_the_limit(messages, ndim, size):
 @pytest.mark.parametrize('protocol', [0, 5])
 @pytest.mark.parametrize('size', [1, 300000])
 def test_the_pickler_that_a_program_gives_to_mpi4py(messages, protocol, size):
-    """Such as dill's; a pickle of protocol 0 may start like a header."""
+    """For example dill; a pickle of protocol 0 may start with the same bytes as a header."""
     def dumps(obj, *_, **__):
         return pickle.dumps([obj, 'dumped'], protocol)
 
@@ -159,7 +159,7 @@ def no_memory(*args):
     ('send', 10 * point_to_point.INLINE, 'to_buffer'), ('isend', 10, 'to_buffer'),
     ('isend', 10 * point_to_point.INLINE, 'copied')])
 def test_sender_without_memory(messages, monkeypatch, name, size, failing):
-    """The receiver raises the error, too, and later messages arrive."""
+    """The receiver also raises the error, and later messages arrive."""
     if WORLD.size == 1:
         return
     x = np.arange(size).astype(np.uint8)

@@ -75,7 +75,7 @@ def details(event):
 
 
 def test_every_operation_is_traced():
-    """Each has the wrapper that makes calls, of which instruments are told."""
+    """Each operation has the wrapper that creates calls and notifies instruments."""
     wrapper = operation.operation(MpiCommunicatorBase.barrier).__code__
     untraced = {
         name for name, value in vars(CommunicatorBase).items()

@@ -332,7 +332,7 @@ def test_without_an_mpi_library():
     (None, 'problem', 'other-chainermn', 'other directories import a different chainermn ({})'),
     (chainermn.__version__, 'hint', 'not-installed', 'elsewhere import the installed one, {}')])
 def test_another_chainermn_elsewhere(tmp_path, monkeypatch, version, kind, code, text):
-    """A different one, or the same as in a clone, after "pip install ."."""
+    """A different version, or the same version as in a clone, after "pip install ."."""
     (tmp_path / 'chainermn').mkdir()
     (tmp_path / 'chainermn' / '__init__.py').write_text('')
     if version is not None:
@@ -346,7 +346,7 @@ def test_another_chainermn_elsewhere(tmp_path, monkeypatch, version, kind, code,
 
 @alone
 def test_shards(tmp_path):
-    """Each rank reads some; a broken one is a problem, and a slow rank a warning."""
+    """Each rank reads some shards; a broken shard is a problem, and a slow rank is a warning."""
     for i in range(5):
         np.savez(tmp_path / f'train-{i}.npz', np.zeros((10, 8)))
     pattern = str(tmp_path / 'train-*.npz')
@@ -372,7 +372,7 @@ def test_shards(tmp_path):
 
 @alone
 def test_no_rank_is_slow_after_a_moment():
-    """Small shards are read in milliseconds, which one interruption doubles."""
+    """Small shards are read in milliseconds, so a single interruption can double the time."""
     report = Report(3, {}, [], [], [], [], [])
     readings = [shards.Reading('a', 10, 640, seconds, []) for seconds in (.001, .001, .9)]
     shards.add_to(report, 'train-*', readings)

@@ -1,4 +1,4 @@
-"""chainermn demo: trains a digit classifier, from any folder."""
+"""chainermn demo trains a digit classifier, in any working directory."""
 
 import errno
 import os

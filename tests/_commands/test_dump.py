@@ -61,7 +61,7 @@ def read(job, last):
 
 
 def finish(job, last):
-    """Wait for the last line of a report, let the job go on, and return its output."""
+    """Wait for the last line of a report, let the job continue, and return its output."""
     report = read(job, last)
     (job.folder / 'end').touch()
     output, _ = job.process.communicate(timeout=seconds(60))
@@ -153,7 +153,7 @@ def test_jobs_that_a_rank_starts_do_not_count(monkeypatch):
 
 @pytest.mark.slow
 def test_a_single_rank_answers(tmp_path):
-    """It has no thread that could disturb a fork before somebody asks."""
+    """Until someone asks, it has no second thread, which could make a fork unsafe."""
     (tmp_path / 'script.py').write_text('''
 import os, threading
 import chainer, numpy as np

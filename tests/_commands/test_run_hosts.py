@@ -1,4 +1,4 @@
-"""chainermn run --hosts-file: a job restarts on the reachable hosts, and grows again.
+"""chainermn run --hosts-file: a job restarts on the reachable hosts, and later on all.
 
 The hosts are this machine. mpiexec starts ranks on a host with a script in place of ssh, which
 fails unless there is a file HOST.up.
@@ -332,7 +332,7 @@ def test_a_failure_of_all_hosts_ends_no_job(monkeypatch, numbers):
 
 
 def test_the_ranks_are_lost_although_all_hosts_answer(monkeypatch):
-    """For example, after a power failure of all hosts, which mpiexec does not notice."""
+    """For example, after a power failure on all hosts, which mpiexec does not notice."""
     links, connections = connected(2, 2)
     with contextlib.closing(links):
         job = Outage(monkeypatch, links)

@@ -1,4 +1,4 @@
-"""``chainermn top`` shows the ranks of running jobs, and refuses everything else."""
+"""``chainermn top`` shows the ranks of running jobs, and reports an error if it cannot."""
 
 import json
 import os
@@ -197,7 +197,7 @@ def test_ranks_started_by_shells_are_one_job(tmp_path):
 
 @pytest.mark.slow
 def test_a_viewer_that_does_not_read(tmp_path):
-    """The ranks go on, others can watch, and it continues later."""
+    """Ranks and other viewers are not affected, and the viewer can continue later."""
     with start(tmp_path, 2) as job, subprocess.Popen(
             [sys.executable, '-m', 'chainermn', 'top', str(job.ranks[0]), '-n', '1000'],
             stdout=subprocess.PIPE) as watching:

@@ -1,4 +1,4 @@
-"""``chainermn top`` draws in terminals of all sizes, and leaves them as they were."""
+"""``chainermn top`` draws in terminals of all sizes, and restores them at exit."""
 
 import fcntl
 import io

@@ -1,4 +1,4 @@
-"""The consistency check: equal signatures pass, others raise on all ranks."""
+"""The consistency check: identical signatures pass; others raise an error on all ranks."""
 
 
 import pytest

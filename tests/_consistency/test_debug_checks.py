@@ -1,4 +1,4 @@
-"""Debug mode names parameters and ranks: gradients, means and replicas."""
+"""Errors of debug mode give parameters and ranks: gradients, means and replicas."""
 
 import contextlib
 import re
@@ -74,7 +74,7 @@ def test_non_finite_gradients(flat, same_error, options):
 
 @pytest.mark.parametrize('value', [np.nan, np.inf, np.finfo('f').max])
 def test_message_of_chainermn_7(comm, name, same_error, monkeypatch, value):
-    """If a gradient of all ranks, of the last rank, or only the sum is not finite."""
+    """A gradient is not finite on all ranks, on the last rank, or only in the sum."""
     monkeypatch.delenv('CHAINERMN_DEBUG', raising=False)
     if name == 'dummy' or (comm.size == 1 and np.isfinite(value)):
         return
@@ -138,7 +138,7 @@ def test_the_optimizer_compares_replicas(flat, same_error, monkeypatch):
 
 
 def test_debug_mode_on_one_rank_only(naive, same_error, monkeypatch):
-    """Until the first comparison, nothing is wrong."""
+    """There is no error until the first comparison."""
     monkeypatch.setenv('CHAINERMN_DEBUG_EVERY', '3')
     model, x = Model(), np.ones((2, 4), 'f')
     optimizer = chainermn.create_multi_node_optimizer(

@@ -1,4 +1,4 @@
-"""Where an operation was called: the line of the program, and what passed it on."""
+"""The call site of an operation: the line of the script, and the caller inside ChainerMN."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The report of a hang is short for any number of ranks, and names those that differ."""
+"""The report of a hang is short for any number of ranks, and shows which ranks differ."""
 
 import pickle
 import re

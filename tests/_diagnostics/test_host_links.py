@@ -1,4 +1,4 @@
-"""Connections between hosts: normal end, and what a lost connection means."""
+"""Connections between hosts: their normal end, and the effects of a lost connection."""
 
 import contextlib
 import errno

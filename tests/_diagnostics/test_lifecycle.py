@@ -139,6 +139,6 @@ except ValueError:
     'comm.waitall(received); from mpi4py import MPI; MPI.Finalize()',
     'atexit.register(comm.waitall, received)'])
 def test_a_normal_exit_prints_nothing(tmp_path, end):
-    """And received messages are not reported."""
+    """Messages that were received are not reported."""
     done = run(tmp_path, MATCHED + end)
     assert (done.returncode, done.stdout) == (0, '')

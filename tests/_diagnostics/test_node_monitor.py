@@ -1,4 +1,4 @@
-"""A rank that is killed is reported by the node monitor, which outlives it."""
+"""The node monitor reports a killed rank."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Threads that may yet use a communicator, and those that cannot."""
+"""Threads that may still use a communicator, and threads that cannot."""
 
 import asyncio
 import bdb
@@ -18,7 +18,7 @@ MAIN = threading.main_thread().ident
 
 
 def seen(also_blocked=(), main=True):
-    """What the watchdog sees while the main thread is in an operation, or is not."""
+    """Return what the watchdog sees while the main thread is inside or outside an operation."""
     found = []
     # Its frames are not of the program, as it is the watchdog.
     thread = threading.Thread(target=lambda: found.append(
@@ -126,7 +126,7 @@ def test_a_server_or_event_loop_may():
 
 
 def test_threads_of_libraries_cannot(alone, tmp_path, monkeypatch):
-    """Such as that of a progress bar."""
+    """For example, the thread of a progress bar."""
     (tmp_path / 'progress_bar.py').write_text('def monitor(end):\n    end.wait(60)\n')
     monkeypatch.syspath_prepend(tmp_path)
     from progress_bar import monitor

@@ -1,4 +1,4 @@
-"""Ranks that wait for a rank outside of operations print one warning, and go on."""
+"""Ranks that wait for a rank outside of operations print one warning, and continue."""
 
 import re
 

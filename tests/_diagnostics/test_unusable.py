@@ -127,7 +127,7 @@ if pid == 0:
     show(found)
     sys.exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-# The rank itself goes on.
+# The rank itself continues.
 assert comm.allreduce_obj(1) == comm.size
 if comm.size > 1:
     comm.isend(np.ones(1), (comm.rank + 1) % comm.size)

@@ -50,7 +50,7 @@ def hang(body, *texts, who=0, **options):
 
 
 def ended(body):
-    """A job that is aborted without a timeout, since rank 0 waits for one that has finished."""
+    """A job that is aborted without a timeout, because rank 0 waits for a finished rank."""
     return Case(body, [
         r'aborts the job: deadlock: rank 0 waits in \w+.* \(script.py:\d+\) for rank 1; rank 1 '
         '(has reached|waits at) the end of the script', 'rank 1 is at the end of the script'],
@@ -69,7 +69,7 @@ if comm.rank == 0:
     queue.submit({'w': x})
     queue.wait()
 """
-#: The others submit the last gradients late, and finish at once.
+#: The other ranks submit the last gradients late, then finish immediately.
 SLOW_QUEUE = """
 queue = comm.mean_queue()
 for n in range(3):
@@ -131,7 +131,7 @@ CASES = {
         'in allreduce', 'in load', name='flat'),
     'recv': ended('if comm.rank == 0: comm.recv(1, 3)'),
     'send': ended('if comm.rank == 0: comm.send(x, 1, 3)'),
-    # At the end the ranks agree on the world first.
+    # At the end of the script, the ranks first check the communicator of all ranks.
     'a part': ended('part = comm.split(0, comm.rank)\nif comm.rank == 0: part.barrier()'),
     'a queue': ended(QUEUE),
     # Parts of a communicator have the same timeout.
@@ -144,7 +144,7 @@ CASES = {
                        'time.sleep(3 * comm.rank)\ncomm.barrier()', '3'),
     'slow': silent(SLOW, '3'),
     'slow queue': silent(SLOW_QUEUE, '0'),
-    # Before the first communicator, each rank reports only itself; rank 1 would say the same.
+    # Without a communicator, each rank reports only itself; only the first report is printed.
     'no communicator': Case(
         'from chainermn._diagnostics import watchdog\nwatchdog.get()._groups.clear()\n'
         'if comm.rank == 2: load()\nchainermn.create_communicator("naive")',
@@ -171,7 +171,7 @@ def start(folder, case):
 
 @pytest.fixture
 def jobs(tmp_path):
-    """All jobs, which take turns: most of the time they wait."""
+    """All jobs, six at a time, because they mostly wait."""
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
         yield {name: pool.submit(start, tmp_path / str(n), case)
                for n, (name, case) in enumerate(CASES.items())}
@@ -251,7 +251,7 @@ def test_exchanges_on_a_device_have_the_timeout_of_their_communicator(monkeypatc
 
 
 def test_one_of_many_ranks_reports_a_lost_host():
-    """The first ranks have all responses, the one that raised the alarm some, the others one."""
+    """The first ranks get all responses, the rank that raised the alarm gets some."""
     lost, size = range(20, 24), 32
     responded = [rank for rank in range(size) if rank not in lost]
     before = {rank: watchdog._reporters_before(rank, responded if rank < 16 else {rank})

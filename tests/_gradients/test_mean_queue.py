@@ -98,7 +98,7 @@ def test_cancel(comm, n_submitted):
     {'c': np.zeros(3, 'f'), 'b': np.zeros(5, 'f')}, {'b': np.zeros(5, 'f'), 'a': np.zeros(3, 'f')},
     {'a': np.zeros(3, 'f')}])
 def test_mismatched_arrays(comm, other):
-    """They are not exchanged; later submissions are."""
+    """They are not averaged, but later submissions are."""
     queue = comm.mean_queue()
     assert not queue.pending
     queue.submit(other if comm.rank == 1 else {'a': np.zeros(3, 'f'), 'b': np.zeros(5, 'f')})

@@ -43,7 +43,7 @@ def mean_of(comm, make):
 
 
 def test_a_mean_of_low_rank_is_exact(comm):
-    # All ranks have the same left vectors, so the mean has rank 2, too.
+    # All ranks have the same left vectors, so the mean also has rank 2.
     def gradient(rank):
         return normal(100, 30, 2) @ normal(rank, 2, 5 * 8).reshape(2, 40)
 

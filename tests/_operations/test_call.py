@@ -1,4 +1,4 @@
-"""Each thread knows the calls that it is in, and only these."""
+"""Each thread has a list of the calls that it is executing."""
 
 import gc
 import os

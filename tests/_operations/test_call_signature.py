@@ -110,7 +110,7 @@ def test_callers():
 
 
 def test_digest_is_the_same_in_every_process():
-    """Not so the hash of a str, which is different in each."""
+    """In contrast, the hash of a str differs between processes."""
     assert call_signature.digest({'/l/W': 'float32 (2, 3)'}) == 5886114457919603993
     assert call_signature.digest((1, 2, 3)) == 2904650318439132554
 

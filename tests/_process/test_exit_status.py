@@ -1,4 +1,4 @@
-"""How a process ends is known, and a program cannot tell that somebody listens."""
+"""The exit status of a process is recorded, and the script cannot tell."""
 
 import subprocess
 import sys

@@ -63,7 +63,7 @@ CHILDREN = {
 
 
 def run(tmp_path, children, ranks, *args, **env):
-    """Give what each rank saw, sorted, and all that was printed."""
+    """Return what each rank saw, sorted, and the whole output."""
     done = run_job(tmp_path, SCRIPT % (children,), *args, ranks=ranks, limit=50,
                    options=('-W', 'ignore'), **env)
     assert done.returncode == 0, done.stdout

@@ -1,4 +1,4 @@
-"""Messages arrive, whatever the program has done to its streams."""
+"""Messages are printed even if the script has closed or replaced its streams."""
 
 import io
 import os

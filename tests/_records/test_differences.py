@@ -1,4 +1,4 @@
-"""Planted causes: ``chainermn compare`` names the first difference between two runs."""
+"""Planted causes: ``chainermn compare`` finds the first difference between two runs."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""Equal runs have equal records, also after a resume and on other numbers of ranks."""
+"""Identical runs have identical records, even after a resume or on different numbers of ranks."""
 
 import contextlib
 import copy
@@ -246,7 +246,7 @@ def test_replicas_without_details(naive, folder):
 
 
 def test_functions_of_replicas(naive, folder):
-    """A function is named if the ranks have the same batch, and gradients are not averaged."""
+    """The report gives a function if ranks have the same batch and gradients are not averaged."""
     odd = naive.size > 1 and naive.rank == naive.size - 1
     found = replicas(naive, folder / 'a', same=True, averaged=False,
                      activation=lambda x: F.tanh(x * (2 if odd else 1)))
@@ -387,7 +387,7 @@ def test_a_fork_writes_nothing(tmp_path):
 
 
 def test_a_wrong_number_of_details(naive, monkeypatch, folder):
-    """It is an error on all ranks, also if one rank has it."""
+    """All ranks raise an error, even if only one rank passes a wrong number."""
     monkeypatch.setenv('CHAINERMN_RECORD', str(folder))
     monkeypatch.setenv('CHAINERMN_RECORD_DETAILS', '0' if naive.rank == naive.size - 1 else '1')
     with pytest.raises(ValueError, match='CHAINERMN_RECORD_DETAILS must be a positive integer'):

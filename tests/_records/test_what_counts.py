@@ -46,7 +46,7 @@ def train(comm, folder, *, configure=lambda optimizer: None, before=lambda numbe
 
 
 def test_a_small_hook_is_no_rounding(naive, folder):
-    """Its setting differs, so the results do, too."""
+    """Because its setting differs, the results also differ."""
     a = train(naive, folder / 'a')
     b = train(naive, folder / 'b',
               configure=lambda optimizer: optimizer.add_hook(optimizer_hooks.WeightDecay(1e-6)))
@@ -95,7 +95,7 @@ def test_a_rate_of_an_update_that_failed(tmp_path):
 
 
 def test_a_hint_despite_unused_random_numbers(naive, folder):
-    """States that nobody uses differ in most runs, since Python seeds its own at random."""
+    """Unused generator states differ in most runs, because Python seeds its generator randomly."""
     def start(seed, number, model):
         if number == 0:
             random.seed(seed)

@@ -21,7 +21,7 @@ def watched():
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Time passes only if the test says so."""
+    """A clock that only the test advances."""
     at = [0]
     monkeypatch.setattr(activities, 'now', lambda: at[0] * 10**9)
     return at
@@ -103,7 +103,7 @@ def test_an_update_of_all_ranks(comm):
     if comm.rank == comm.size - 1:
         assert spent['forward'] > .2
     else:
-        assert spent['waiting'] > .05, spent  # less than .2 if this rank was late, too
+        assert spent['waiting'] > .05, spent  # less than .2 if this rank was also late
 
 
 def test_optimizers_without_a_count():

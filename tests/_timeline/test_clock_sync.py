@@ -1,4 +1,4 @@
-"""The offset between two clocks is found, as exactly as is said."""
+"""The offset between two clocks is measured within the stated error."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""The file of a rank: what is in it, who can read it, and what becomes of it when a rank ends."""
+"""The file of a rank: its contents, its permissions, and its state when the rank ends."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What starts with Python: nothing heavy, and only what is asked for."""
+"""Starting Python imports nothing slow, and enables only the requested features."""
 
 import ast
 import pathlib

@@ -1,4 +1,4 @@
-"""What needs software that is not here says so clearly, where it is used and not before."""
+"""If optional software is missing, a feature that needs it raises a clear error when used."""
 
 import importlib.util
 

@@ -91,7 +91,7 @@ def test_different_shards(comm, same_error):
 
 @pytest.mark.parametrize('is_default', [False, True], ids=['own', 'default'])
 def test_mean_grad_shards(comm, mean, is_default, monkeypatch):
-    """Of gradients in many chunks; all ranks need those of no rank, and of all ranks."""
+    """Gradients in many chunks. All ranks get a parameter in no shard, or in every shard."""
     size = 30_000
     monkeypatch.setattr(owned_arrays, 'CHUNK', 2**15)
     channel = Channel(comm) if is_default else comm._chainermn_channel
@@ -161,7 +161,7 @@ class Sent:
 
 
 def test_objects_that_are_not_links(comm, mean):
-    """Distributed K-FAC for Chainer sends its matrices so."""
+    """Distributed K-FAC for Chainer sends its matrices in this way."""
     sent = Sent(np.full((3, 2), comm.rank + 1, np.float32))
     comm.bcast_data(sent)
     np.testing.assert_array_equal(sent.data, np.ones((3, 2), np.float32))

@@ -103,7 +103,7 @@ RECEIVE = {
 @pytest.mark.parametrize('length', [1, 5000, 3_000_000])
 @pytest.mark.parametrize('operation', RECEIVE)
 def test_unpicklable_on_receiver(comms, operation, length, check_usable):
-    """Receivers raise and name the sender; other ranks continue."""
+    """The error of the receivers gives the sender; other ranks continue."""
     call, receivers_of = RECEIVE[operation]
     for comm in comms[:1]:
         for rank in {1 % comm.size, comm.size - 1}:

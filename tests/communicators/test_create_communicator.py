@@ -167,7 +167,7 @@ def test_invalid_arguments(same_error, bad, kwargs, kind, text):
 
 @pytest.mark.parametrize('length', [1, 300, 5000])
 def test_arguments_of_any_length(same_error, length):
-    """One rank tells the others more than is sent at once."""
+    """The arguments of one rank may be too long for a single message to the others."""
     def create():
         create_communicator('x' * length if WORLD.rank == WORLD.size - 1 else 'naive')
 
@@ -241,7 +241,7 @@ def test_a_class_on_one_rank(same_error):
 
 
 def test_a_class_that_creates_another_communicator_first():
-    """Its constructor exchanges introductions for the other one."""
+    """Its constructor creates two other communicators before its own."""
     class Nested(naive_communicator.NaiveCommunicator):
         def __init__(self, mpi_comm):
             node = mpi_comm.Split(mpi_comm.rank)

@@ -1,4 +1,4 @@
-"""Communicators that users define: with their own mean, or by naming a transport."""
+"""User-defined communicators: with their own mean, or with a transport class."""
 
 import chainer
 import chainer.functions as F

@@ -33,7 +33,7 @@ def comm(request):
 
 
 def every(value):
-    """The value of each rank, by the program's own means."""
+    """The value of each rank, gathered with mpi4py."""
     return MPI.COMM_WORLD.allgather(value)
 
 
@@ -205,7 +205,7 @@ for update in range(4):
 
 @pytest.mark.mpi_skip
 def test_an_error_in_an_update_of_one_rank_ends_the_job(tmp_path):
-    """There is no check that could raise it on the others: they wait in the exchange."""
+    """No check raises the error on the other ranks, because they wait for this rank."""
     done = run_job(tmp_path, PROGRAM.format(tests=os.path.dirname(os.path.dirname(__file__))))
     assert done.returncode != 0
     assert re.search(r'rank 1 of 2 .* aborts the job: uncaught ZeroDivisionError', done.stdout)

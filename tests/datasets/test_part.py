@@ -1,4 +1,4 @@
-"""Cutting: any examples, in any order, equal those of the whole."""
+"""``cut`` returns the selected examples of a dataset, in any order."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""One program for the old ChainerMN and for ours: each rank writes what it observed as JSON.
+"""One script for ChainerMN 7 and 8: each rank writes its observations as JSON.
 
 ``mpiexec -n N python program.py FOLDER SCENARIO ...``. A scenario is a function of a communicator
 that returns plain data.

@@ -1,4 +1,4 @@
-"""Links between pages, and to files and folders of the repository, lead somewhere."""
+"""Links between pages, and to files and folders of the repository, are not broken."""
 
 import pathlib
 import re

@@ -1,4 +1,4 @@
-"""What the pages on migrating name as ours is there: functions, parameters, commands, variables."""
+"""Functions, parameters, commands and variables in the pages on migrating exist."""
 
 import argparse
 import ast

@@ -56,7 +56,7 @@ class Torch:
 
 
 class Chainer:
-    """The same, after the first update, which does not step."""
+    """The same, after the first update, which does not change the parameters."""
 
     def __init__(self, comm, rule=chainer.optimizers.SGD, **options):
         self.comm = comm

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md names messages that the code has."""
+"""All messages in docs/troubleshooting.md exist in the code."""
 
 import ast
 import pathlib

@@ -1,4 +1,4 @@
-"""With --gpu each process of an example takes a GPU of its own, of those that it sees."""
+"""With --gpu, each process of an example uses a different one of its visible GPUs."""
 
 import multiprocessing
 import pathlib

@@ -1,4 +1,4 @@
-"""A communicator, folders, and a gate in front of the thread that writes saves."""
+"""A communicator, folders, and a gate that stops the thread that writes checkpoints."""
 
 import threading
 
@@ -45,5 +45,5 @@ def own_folder(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def small_states_are_copied_late(monkeypatch):
-    """Models are small here."""
+    """Copy small states late, because all models are small in these tests."""
     monkeypatch.setattr(late_copies, '_SMALL', 0)

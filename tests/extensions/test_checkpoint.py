@@ -172,7 +172,7 @@ def names(folder):
 
 
 def complete(folder, name='run'):
-    """Iterations of the complete saves."""
+    """Iterations of the complete checkpoints."""
     return [row.iteration for row in verify_folder(str(folder))
             if row.name.startswith(f'{name}.0.') and not row.problems]
 

@@ -1,4 +1,4 @@
-"""An extension on rank 0 only: all ranks raise an error that names both callers."""
+"""An extension on rank 0 only: all ranks raise an error that shows both callers."""
 
 import chainer
 import chainer.links as L
@@ -49,18 +49,18 @@ def evaluator(comm, model, kind=extensions.Evaluator):
 
 
 class Log(extensions.LogReport):
-    """As of a program."""
+    """A user-defined subclass."""
 
 
 class Generic(GenericMultiNodeEvaluator):
-    """As of a program."""
+    """A user-defined subclass."""
 
     def calc_local(self, x, t):
         return len(x)
 
 
 class Evaluator(extensions.Evaluator):
-    """As of a program."""
+    """A user-defined subclass."""
 
 
 #: By the name in the error, a function that makes the extension.

@@ -19,7 +19,7 @@ import chainermn
 
 
 def run(group, folder, case, end):
-    """Train from the last save to an iteration, and save it, as if the job is killed then.
+    """Train from the last checkpoint to an iteration and save it, as if the job was killed then.
 
     Returns:
         The samples that this rank used, in order, and the epoch.

@@ -107,7 +107,7 @@ def test_multi_node_mean(name, dtype):
 
 
 def test_large(comm):
-    """Larger than what MPI sends at once, and written on the device just before."""
+    """Arrays larger than one MPI message, which the device has only just written."""
     import cupy
 
     x = cupy.zeros(3_000_000, 'f4')

@@ -258,7 +258,7 @@ def test_a_model_on_the_host(comm, same_error):
 
 
 def test_debug_of_a_mean(same_error):
-    """All gradients are finite, but not in the dtype in which they travel."""
+    """All gradients are finite, but overflow in the dtype in which they are sent."""
     comm = chainermn.create_communicator('pure_nccl', allreduce_grad_dtype='float16')
     model = make_model(['float32'], RANK)
     model.p3_float32.grad[...] = 1e6

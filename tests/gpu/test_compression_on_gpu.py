@@ -1,4 +1,4 @@
-"""Compressed gradients on a GPU: the same wires as on the host, and the same means everywhere."""
+"""Compressed gradients on a GPU: the same encoded bytes and means as on the host."""
 
 import chainer
 import numpy as np

@@ -1,4 +1,4 @@
-"""Chainer gives the same on a GPU as on the CPU: the same dtypes, shapes, numbers and errors.
+"""Chainer gives the same dtypes, shapes, values and errors on a GPU as on the CPU.
 
 This runs every function, link, optimizer, hook and initializer in float16, float32 and float64,
 with options that are Python's numbers or NumPy's scalars. CuPy 14 and NumPy 2 promote the latter

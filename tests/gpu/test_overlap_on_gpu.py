@@ -75,7 +75,7 @@ class SumOfWeights(chainer.Chain):
 
 
 class BiasOfFullShape(chainer.Chain):
-    """The gradient of the parameter is the one that backward goes on with."""
+    """The gradient of the parameter is also the one that backward passes on."""
 
     def __init__(self):
         super().__init__()
@@ -115,7 +115,7 @@ def test_multi_node_batch_normalization(comm, device, backend):
 
 
 def test_double_buffering_with_multi_node_batch_normalization(device):
-    """Gradients of an update travel while the next one exchanges statistics."""
+    """Gradients of an update are in flight while the next one exchanges statistics."""
     comm = chainermn.create_communicator('pure_nccl')
     results = []
     for backend in ('auto', 'mpi'):

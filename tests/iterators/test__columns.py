@@ -1,4 +1,4 @@
-"""Packed and unpacked, a batch is what it was, wherever it can be packed at all."""
+"""A batch that was packed and unpacked is identical to the original."""
 import pickle
 
 import numpy as np
@@ -9,7 +9,7 @@ from chainermn.iterators import _columns
 
 
 class Named(np.ndarray):
-    """An array with something beside its elements."""
+    """An array with an attribute in addition to its elements."""
 
 
 def named(x):
@@ -28,15 +28,15 @@ def arrays(dtype, shape=(2, 3), n=4):
 
 NUMBERS = ['?', 'i1', 'u8', '>i4', 'e', 'f', 'd', 'F', 'D']
 
-#: Batches of which the arrays are put side by side.
+#: Batches whose arrays are joined.
 JOINED = {
     'digits': [(np.arange(64, dtype='f') + i, np.int32(i)) for i in range(32)],
     'one': [(np.ones(2), np.int64(3))],
     'triples': [(np.ones((2, i // 9 + 1)), np.float16(i), np.bool_(i % 2)) for i in range(8)],
     'scalars': [np.float32(i) for i in range(3)],
-    'beside objects': [(np.full(3, i), {'name': str(i)}, None) for i in range(3)],
+    'arrays and objects': [(np.full(3, i), {'name': str(i)}, None) for i in range(3)],
 } | {f'arrays of {dtype}': arrays(dtype) for dtype in NUMBERS}
-#: Batches that are left as they are.
+#: Batches that are not packed.
 LEFT = {
     'nothing': [],
     'not a list': (np.ones(2), np.ones(2)),
@@ -69,7 +69,7 @@ def there_and_back(batch):
 
 
 @pytest.mark.parametrize('batch', (JOINED | LEFT).values(), ids=(JOINED | LEFT).keys())
-def test_is_what_it_was(batch):
+def test_unpacked_batches_are_identical(batch):
     assert_same(there_and_back(batch), batch)
 
 
@@ -79,7 +79,7 @@ def test_no_array_is_pickled(batch):
 
 
 @pytest.mark.parametrize('name', ['subclass of arrays', 'objects', 'large', 'other order'])
-def test_what_is_more_than_bytes_or_large_is_left(name):
+def test_some_arrays_are_not_joined(name):
     form, (dtype, _, column) = _columns.pack(LEFT[name])
     assert (form, dtype) == ('column', None)
     assert all(packed is x for packed, x in zip(column, LEFT[name], strict=True))

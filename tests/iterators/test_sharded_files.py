@@ -140,7 +140,7 @@ def truncate(path):
 
 
 def truncate_data(path):
-    """As if the disk was full: the archive is as it was, but an array is shorter."""
+    """As if the disk was full: the archive is valid, but an array in it is truncated."""
     with zipfile.ZipFile(path, 'w') as archive:
         for name in ('arr_0', 'arr_1'):
             buffer = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Settings of an optimizer that differ between ranks are named within one update."""
+"""Optimizer settings that differ between ranks raise an error within one update."""
 
 import warnings
 
@@ -72,7 +72,7 @@ def test_a_change_on_one_rank(create, comm, same_error, mode, change, text):
 @pytest.mark.compares_calls
 @pytest.mark.parametrize('update_on_kvstore', [False, True])
 def test_a_hook_of_the_program_on_one_rank(create, comm, update_on_kvstore):
-    """It may only read, so rank 0 warns once."""
+    """The hook may only read values, so rank 0 warns once instead of raising an error."""
     optimizer = prepared(create, 'dist_sync', update_on_kvstore, bound=100)
     update(optimizer, 2)
     if comm.rank == 0:

@@ -204,7 +204,7 @@ def first_example(digests):
     st.integers(0, 9), st.sampled_from([1, 3, 100])),
     planted(run_record, '_digests_of_batch', first_example), examples=8)
 def test_first_difference(comm, program, tmp_path):
-    """Records of two runs that differ in one event first differ in its update, on its rank."""
+    """If runs differ in one event, their records first differ in its update and on its rank."""
     program, event, number, odd, details = program
     a, b = folders(comm, tmp_path, 'a', 'b')
     recorded(a, details, lambda: Training(program, comm).run())

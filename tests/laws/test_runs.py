@@ -315,7 +315,7 @@ pytestmark = [pytest.mark.mpi_skip,
 
 @law(graphs(), planted(runs._Gradients, 'take', losing), examples=60)
 def test_runs(program):
-    """Gradients of runs match the gradients that Chainer computes function by function."""
+    """Gradients that PyTorch computes for several functions at once match Chainer's."""
     try:
         with chainer.using_config('use_torch', 'never'):
             expected = run(program)

@@ -78,7 +78,7 @@ def test_converting_twice_changes_nothing(comm):
 
 
 def test_axis(comm):
-    """Only axis 1 can be the one that is kept; then it may be given."""
+    """``axis`` must leave only axis 1, and ``size`` must then be given."""
     for axis in (0, 1), (1, 2):
         with pytest.raises(ValueError, match='axis'):
             create_mnbn_model(chainer.Sequential(L.BatchNormalization(axis=axis)), comm)

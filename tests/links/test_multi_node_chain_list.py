@@ -176,7 +176,7 @@ def test_a_job_that_cannot_continue_ends_and_names_the_link(tmp_path, add, expec
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason='needs notes of exceptions')
 def test_an_error_of_a_link_has_a_note(comm):
-    """Chainer only names the function."""
+    """Chainer's error contains only the name of the function."""
     model = MultiNodeChainList(comm)
     model.add_link(chainer.links.Linear(5, 2))
     with pytest.raises(chainer.utils.type_check.InvalidType) as caught:

@@ -98,7 +98,7 @@ class Head(chainer.Chain):
 
 
 def test_a_loss_function_with_parameters(comm):
-    """It is no part of the model; its gradients, too, are those of ``backward()``."""
+    """It is not part of the model, but ``backward()`` also computes its gradients."""
     links = chain(comm.size)
     model, own = build(links, comm)
     reference, head, expected = OneProcess(links), Head(), Head()
@@ -462,7 +462,7 @@ def test_different_batches(comm):
         pipeline(*batch(5 if comm.rank == 0 else 4))
     with raises_on_all(ValueError, 'the arguments have different numbers of examples: 5, 4'):
         pipeline(batch(5)[0], batch(4)[1])
-    run(pipeline, *batch(4))  # and goes on
+    run(pipeline, *batch(4))  # training continues
 
 
 def test_targets_of_different_batches(comm, recwarn):
@@ -488,7 +488,7 @@ def test_targets_of_different_batches(comm, recwarn):
 
 
 def test_different_options(comm):
-    """An evaluation on some ranks only is one, too."""
+    """The ranks also differ in whether they compute gradients, as if only some evaluated."""
     model, _ = build(chain(comm.size), comm)
     with raises_on_all(ValueError, 'the options differ', 'rank 0: n_micro_batches=2',
                        'n_micro_batches=3', 'enable_backprop=False', 'enable_backprop=True'), (

@@ -1,4 +1,4 @@
-"""Several updates to a step: equal to one update with all of their batches."""
+"""Several updates per step give the same result as one update with all their batches."""
 
 import chainer
 import numpy as np
@@ -47,7 +47,7 @@ def make(comm, n, actual=None, dtype=np.float64):
 
 
 def test_updates_that_do_not_step(comm):
-    """Weights and gradients stay, and nobody waits for another rank."""
+    """Parameters and gradients do not change, and no rank waits for another."""
     calls = []
     optimizer, model = make(comm, 3)
     optimizer.add_hook(lambda optimizer: calls.append(optimizer.t), 'calls')

@@ -85,7 +85,7 @@ def test_setup_drops_gradients_in_flight(comm):
     np.testing.assert_allclose(weights, expected_weights(comm.size, 4), rtol=1e-12)
 
 
-def test_update_returns_while_gradients_travel(comm):
+def test_update_returns_while_gradients_are_in_flight(comm):
     """The next update, or wait, is the first one to wait for them."""
     def look(optimizer, update):
         if update > 2:

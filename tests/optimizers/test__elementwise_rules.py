@@ -1,4 +1,4 @@
-"""A rule is elementwise only if the class that says so also computes."""
+"""A rule is elementwise only if the class that declares it also defines the computation."""
 
 import chainer
 import pytest

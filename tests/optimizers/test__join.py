@@ -1,4 +1,4 @@
-"""Uneven inputs: the mean of whoever is active, equal models, and one error on all ranks."""
+"""Uneven inputs: means over active ranks, identical models, and the same error on all ranks."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""Settings of an optimizer that differ between ranks are named within one update."""
+"""Optimizer settings that differ between ranks raise an error within one update."""
 
 import types
 import warnings
@@ -80,7 +80,7 @@ CHANGES = [
      0 if number % 3 == 0 and not text.startswith('t: ') else 2)
     for number, (_, text) in enumerate(CHANGES)])
 def test_a_change_on_one_rank(comm, same_error, options, number, n_before):
-    """Before the first update, too, which broadcasts."""
+    """Also before the first update, which only broadcasts."""
     change, text = CHANGES[number]
     optimizer = prepared(comm, **options)
     update(optimizer, n_before)
@@ -103,7 +103,7 @@ def test_a_change_on_one_rank(comm, same_error, options, number, n_before):
     (lambda o: o.target[0].W.update_rule.add_hook(lambda rule, param: None, 'mask'),
      'hooks of /0/W: mask')])
 def test_a_hook_of_the_program_on_one_rank(comm, add, name):
-    """It may only read, so rank 0 warns once."""
+    """The hook may only read values, so rank 0 warns once instead of raising an error."""
     optimizer = prepared(comm, overlap='always' if 'W' in name else False)
     update(optimizer, 2)
     if comm.rank == 0:

@@ -1,4 +1,4 @@
-"""Overlap: the same bits as without it, whatever the model does, and nothing is left behind."""
+"""Overlap gives bitwise identical results for any model, and leaves nothing behind."""
 
 import threading
 

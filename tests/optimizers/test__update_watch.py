@@ -1,4 +1,4 @@
-"""A program that only updates the actual optimizer is warned, and no correct one."""
+"""Only scripts that update the actual optimizer directly get a warning."""
 import os
 import pathlib
 import subprocess

@@ -1,4 +1,4 @@
-"""Training on several ranks is training on one with the union of their batches."""
+"""Training on several ranks matches training on one rank with all their batches."""
 
 
 import chainer

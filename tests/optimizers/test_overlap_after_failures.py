@@ -1,4 +1,4 @@
-"""Overlap where backward fails on some ranks, on all, or at different layers, and they go on.
+"""Overlap if backward fails on some or all ranks, or at different layers, and training continues.
 
 What such ranks have put on its way meets what others put later, and must not be taken for it: the
 bits are those of the same without overlap. If only some ranks fail, and go on with the next update

@@ -1,4 +1,4 @@
-"""A rank that continues after a failed update is noticed; correct programs are left alone."""
+"""A rank that continues after a failed update is detected, without false alarms."""
 
 import io
 
@@ -143,7 +143,7 @@ def test_a_new_optimizer_or_model(comm, options, new):
 
 @pytest.mark.sample(2)
 def test_loading_after_an_error(comm, options):
-    """What all ranks do to go on."""
+    """All ranks load a snapshot to continue."""
     optimizer = make(comm, **options)
     update(optimizer, 4)
     model, state = saved(optimizer.target), saved(optimizer)

@@ -251,7 +251,7 @@ def two_threads_of_a_rank(comm):
 
 @deadlock(2)
 def on_a_split_communicator(comm, second):
-    """Ranks of the job, not of the communicator, must be named: those are in another order."""
+    """The report must give the ranks in the job, not the ranks in the communicator."""
     reverse = second.split(0, -second.rank)
     if reverse.rank == 0:
         reverse.recv(1, 0)  # 1 waits for 0

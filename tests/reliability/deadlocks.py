@@ -4,7 +4,7 @@
 [--results FILE [--missing]] [--docs docs/test_results.md]``
 
 A case passes if mpiexec ends within 5 seconds (more on a slow machine) with a nonzero status, after
-one message that names the ranks, operations and lines of the deadlock, and if no process is left.
+one message that lists the ranks, operations and lines of the deadlock, and if no process is left.
 ``CHAINERMN_TIMEOUT`` is not set. For another MPI library, pass the Python of an environment with
 it; ``--docs`` writes one table for all libraries in the file of results.
 """
@@ -146,7 +146,7 @@ def _problem_of_wait(wait: Wait, line: str, operation: str, awaited: set[int]) -
 
 
 def _problem_of_cycle(waits: dict[int, list[Wait]], named: list[tuple[int, set[int]]]) -> str:
-    """Return why the named ranks are not the deadlock, or ''."""
+    """Return why the reported ranks are not the deadlock, or ''."""
     ranks = [rank for rank, _ in named]
     if missing := {rank for rank, own in waits.items()
                    if any(wait.is_part for wait in own)} - {*ranks}:

@@ -145,7 +145,7 @@ def _problem(case: Case, host: str, status: int, output: str, took: float) -> st
         is_common = case.place == 'in a checkpoint' and re.search(rf'rank {rank}\b', output)
         if not any(right.match(line) for line in messages) and not is_common:
             return 'other message'
-        # All ranks raise a common error, which names the rank. On several hosts, ranks that
+        # All ranks raise a common error, which gives the rank. On several hosts, ranks that
         # mpiexec terminates print no stack.
         if is_common or ('killed by SIGTERM' in output and 'ended first' in output):
             stack = ''

@@ -6,8 +6,8 @@ gradients, so that states are copied while the training continues. Each is kille
 rank, or all) at a random moment and started again, until a training finishes; then another one
 begins. After every kill
 
-- no file may be damaged, and only the newest save may be incomplete,
-- the next start must resume at the newest complete save, or begin if there is none,
+- no file may be damaged, and only the newest checkpoint may be incomplete,
+- the next start must resume from the newest complete checkpoint, or begin if there is none,
 
 and the parameters at the end must be bitwise equal to those of an undisturbed training.
 """
@@ -178,7 +178,7 @@ class Life:
         self.counts['of all ranks' if len(victims) > 1 else f'of rank {victims[0]}'] += 1
 
     def check(self, folder: str, has_ended: bool) -> int:
-        """Assert that no file is damaged; return the newest complete save."""
+        """Assert that no file is damaged; return the newest complete checkpoint."""
         from chainermn.extensions._checkpointing.command import Row, verify_folder
 
         rows = verify_folder(folder)
@@ -187,7 +187,7 @@ class Life:
         newest = max(complete, default=0)
 
         def is_expected(row: Row) -> bool:
-            """Whether only files are missing, of saves that were being written or removed."""
+            """Whether the missing files belong to checkpoints being written or removed."""
             oldest = min(complete, default=0)
             return all(problem.endswith((': the file is missing', 'checkpoint than the first file'))
                        for problem in row.problems) and (

@@ -20,7 +20,7 @@ class BatchSize:
 
     Args:
         value: The batch size.
-        sizes: The batch sizes of both runs.
+        sizes: The batch sizes of the two runs.
     """
 
     def __init__(self, value: Any, sizes: tuple[int, int]) -> None:

@@ -172,7 +172,8 @@ def _other_run(first: Trace, size: int | None, other: int | None,
             failure = error
     raise ConversionError(
         'The model does not run with different input values, so the conversion cannot determine '
-        f'which values depend on the inputs: {type(failure).__name__}: {failure}') from failure
+        f'which values depend on the inputs: {type(failure).__name__}: {failure}. Use call= to '
+        'convert a function that accepts any values.') from failure
 
 
 def _check_calls_are_independent(first: Trace) -> None:

@@ -12,6 +12,10 @@ from chainer_compat.patching import variables
 _P = ParamSpec('_P')
 _T = TypeVar('_T')
 
+#: What to do if control flow or a number depends on the inputs; without a period.
+ADVICE = ('Use F.where instead of if, use arrays or variables instead of numbers, or use call= to '
+          'convert a function without this code')
+
 
 class ConversionError(ValueError):
     """Raised if a model cannot be converted. No file has been written.

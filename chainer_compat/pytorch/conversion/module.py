@@ -14,7 +14,7 @@ from torch import fx
 
 from chainer_compat.pytorch.conversion import module_inputs, state
 from chainer_compat.pytorch.conversion.batch_size import BatchSize
-from chainer_compat.pytorch.conversion.errors import ConversionError
+from chainer_compat.pytorch.conversion.errors import ADVICE, ConversionError
 from chainer_compat.pytorch.conversion.function_view import FunctionView
 from chainer_compat.pytorch.conversion.references import (
     Detached,
@@ -44,7 +44,7 @@ MODE = '_is_training'
 INFERENCE = ('This module was converted for inference. Convert the model with train=True to train '
              'it.')
 TRAINING = ('This module was converted for training, but the model behaves differently in '
-            'inference. Convert the model with train=False, too.')
+            'inference. For inference, convert the model again with train=False.')
 
 
 class Builder:
@@ -52,8 +52,8 @@ class Builder:
 
     Args:
         runs: Two runs. They must call the same functions; sizes can differ with the batch size.
-        batch: The batch sizes of both runs; ``None`` if they are equal.
-        with_gradients: Whether gradients must match Chainer's where several maxima are equal.
+        batch: The batch sizes of the two runs; ``None`` if they are the same.
+        with_gradients: Whether gradients must match Chainer's where maxima are tied.
     """
 
     def __init__(self, runs: tuple[Trace, Trace], batch: tuple[int, int] | None,
@@ -158,9 +158,10 @@ class Builder:
             if type(first) is float and type(second) is float:
                 return self.batch.number(first, second)
         if type(first) is not type(second) or (first != second and first == first):
-            raise ConversionError(f'it depends on the values of the inputs ({first!r} and '
-                                  f'{second!r} in two runs), through control flow or numbers that '
-                                  'were taken out of the graph')
+            raise ConversionError(
+                f'one of its arguments depends on the values of the inputs (it was {first!r} and '
+                f'{second!r} in two runs), through control flow or numbers that were taken out of '
+                f'the graph. {ADVICE}')
         return first
 
     def is_parameter(self, array: Array) -> bool:
@@ -218,8 +219,9 @@ class Builder:
 
     def _output(self, first: Any, second: Any) -> Any:
         if isinstance(first, Leaf) and identity(first.array) not in self._names:
-            raise ConversionError('The model cannot be converted: an output was not computed by '
-                                  'Chainer functions.')
+            raise ConversionError(
+                'The model cannot be converted: an output was not computed by Chainer functions. '
+                'Use Chainer functions, or use call= to convert a function without this output.')
         value = (self.resolve if isinstance(first, Reference) else self.merged)(first, second)
         return value.node if isinstance(value, fx.Proxy) else value
 
@@ -309,4 +311,5 @@ def _add_tensors(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -
 
 def _check_name(module: torch.nn.Module, part: str, name: str) -> None:
     if hasattr(module, part) or keyword.iskeyword(part):
-        raise ConversionError(f'{name} contains a name that PyTorch modules cannot have: {part}.')
+        raise ConversionError(f'{name} contains a name that PyTorch modules cannot have: {part}. '
+                              'Rename this link or parameter.')

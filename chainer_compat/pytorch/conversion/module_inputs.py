@@ -58,7 +58,7 @@ def add(root: torch.nn.Module, graph: fx.Graph, tracer: fx.proxy.TracerBase,
         tracer: The tracer of the values of the graph.
         inputs: The example inputs of the conversion.
         function: The function of the model that takes them.
-        batch: The batch sizes of both runs; ``None`` if they are equal.
+        batch: The batch sizes of the two runs; ``None`` if they are the same.
 
     Returns:
         The arrays as values of the graph, by path.

@@ -100,10 +100,12 @@ def _check_file_is_possible(run: Trace) -> None:
     for call in run.needed():
         if call.name in DRAWN:
             raise ConversionError(f'{call.label} draws random numbers, so the file could not be '
-                                  'compared with the model.')
+                                  'compared with the model. Use call= to convert a function that '
+                                  'draws none.')
     for y in flattened(run.variables):
         if y is not None and not isinstance(y, np.ndarray | chainer.Variable):
-            raise ConversionError(f'Outputs of an ONNX file are arrays, but the model returns {y}.')
+            raise ConversionError(f'Outputs of an ONNX file are arrays, but the model returns {y}. '
+                                  'Use call= to convert a function that returns arrays.')
 
 
 def _require(name: str) -> None:
@@ -179,5 +181,6 @@ def _outputs(session: Any, names: list[str], run: Trace) -> list[Any]:
               if isinstance(x, np.ndarray | chainer.Variable)]
     if len(names) != len(arrays):
         raise ConversionError(f'The ONNX file has the inputs {", ".join(names)}, but the model has '
-                              f'{len(arrays)} arrays as inputs, some of which it does not use.')
+                              f'{len(arrays)} arrays as inputs, some of which it does not use. Use '
+                              'call= to convert a function without these inputs.')
     return list(session.run(None, dict(zip(names, arrays, strict=True))))

@@ -42,7 +42,7 @@ class RuleInTorch(NamedTuple):
     options: Callable[[Any], Options]
     #: PyTorch's name of each state, by Chainer's name.
     states: dict[str, str]
-    #: Returns the factor from Chainer's state to PyTorch's for the given hyperparameters.
+    #: Returns the factor that converts Chainer's state to PyTorch's, for given hyperparameters.
     factor: Callable[[Any], float] = lambda _: 1.
     #: Whether ``weight_decay`` has the effect of the hook WeightDecay.
     has_weight_decay: bool = True
@@ -51,7 +51,7 @@ class RuleInTorch(NamedTuple):
 
 
 def _velocity(hyperparam: Any) -> float:
-    """Return the factor from Chainer's velocity, which contains the learning rate, to PyTorch's."""
+    """Return the factor that converts Chainer's velocity, which contains the learning rate."""
     if not hyperparam.lr:
         raise ConversionError('The learning rate is 0, so the velocity of MomentumSGD, which '
                               'contains it, cannot be converted. Set a different learning rate '
@@ -67,7 +67,8 @@ def _adam(hyperparam: Any) -> Options:
     decay = float(hyperparam.weight_decay_rate)
     if decay and not alpha:
         raise ConversionError('alpha is 0, but weight_decay_rate is not: PyTorch multiplies the '
-                              'weight decay by the learning rate')
+                              'weight decay by the learning rate. Set alpha, or set '
+                              'weight_decay_rate to 0')
     options: Options = {
         'lr': alpha * hyperparam.eta, 'betas': (hyperparam.beta1, hyperparam.beta2),
         'chainer_eps': hyperparam.eps, 'amsgrad': bool(hyperparam.amsgrad)}
@@ -76,7 +77,8 @@ def _adam(hyperparam: Any) -> Options:
 
 def _rmsprop(hyperparam: Any) -> Options:
     if hyperparam.eps_inside_sqrt:
-        raise ConversionError('PyTorch has no RMSprop with eps_inside_sqrt=True')
+        raise ConversionError('PyTorch has no RMSprop with eps_inside_sqrt=True. Create a new '
+                              'optimizer in PyTorch, without the state of this one')
     return {'lr': hyperparam.lr, 'alpha': hyperparam.alpha, 'eps': hyperparam.eps}
 
 
@@ -218,7 +220,8 @@ def load_torch_optimizer(optimizer: chainer.Optimizer, torch_optimizer: torch.op
                         'first.')
                 if found and found.get(theirs) is None:
                     raise ConversionError(
-                        f'The PyTorch optimizer has no state {theirs!r} for {name}.')
+                        f'The PyTorch optimizer has no state {theirs!r} for {name}. Pass the '
+                        'optimizer that to_torch_optimizer returned.')
                 factor = _named(name, functools.partial(kind.factor, rule.hyperparam))
                 values.append((rule.state[ours], found[theirs].detach().cpu().numpy() / factor
                                if found else 0))
@@ -285,9 +288,9 @@ def _parameters(optimizer: Any, module: torch.nn.Module
     for name, old in ours.items():
         new = theirs[name.removeprefix(prefix)]
         if new.shape != old.shape:
-            raise ConversionError(f'{name} has the shape {old.shape}, but {tuple(new.shape)} in '
-                                  "the module. Pass the module that to_torch returned for the "
-                                  "optimizer's model.")
+            raise ConversionError(f'{name} has shape {old.shape} in the model, but shape '
+                                  f'{tuple(new.shape)} in the module. Pass the module that '
+                                  "to_torch returned for the optimizer's model.")
         if id(old) in seen:
             warnings.warn(
                 f'{name} is a parameter of several links. Chainer updates it once per link in '
@@ -301,7 +304,8 @@ def _parameters(optimizer: Any, module: torch.nn.Module
         else:
             frozen.append((name, new))
     if not used:
-        raise ConversionError('All parameters are frozen, so there is nothing to optimize.')
+        raise ConversionError('All parameters are frozen, so there is nothing to optimize. Call '
+                              'optimizer.target.enable_update() first.')
     return used, frozen
 
 
@@ -321,7 +325,8 @@ def kind_of(optimizer: Any, params: list[Any]) -> RuleInTorch:
     rules = {type(param.update_rule) for param in params}
     if len(rules) > 1:
         raise ConversionError('Parameters have update rules of different classes: '
-                              f'{", ".join(sorted(rule.__name__ for rule in rules))}.')
+                              f'{", ".join(sorted(rule.__name__ for rule in rules))}. Use the '
+                              'same class for all parameters.')
     rule, = rules
     kind = KINDS.get(rule)
     if kind is None:
@@ -365,7 +370,7 @@ def _hooks_of(owner: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _options(rule: Any, kind: RuleInTorch, decay: float) -> Options:
-    """Return the options of a parameter, including a hook WeightDecay of its update rule."""
+    """Return the options of a parameter, including the hook WeightDecay of its update rule."""
     options = kind.options(rule.hyperparam)
     before, after = _hooks_of(rule)
     hooks = before + after
@@ -373,7 +378,8 @@ def _options(rule: Any, kind: RuleInTorch, decay: float) -> Options:
         if type(hook) is not optimizer_hooks.WeightDecay or len(hooks) > 1 or not (
                 kind.has_weight_decay):
             raise ConversionError(
-                f'The hook {type(hook).__name__} of its update rule has no equivalent in PyTorch')
+                f'The hook {type(hook).__name__} of its update rule has no equivalent in PyTorch. '
+                'Remove the hook')
         decay += float(hook.rate)
     return {**options, 'weight_decay': decay} if decay else options
 
@@ -421,7 +427,8 @@ def _set_state(optimizer: torch.optim.Optimizer, kind: RuleInTorch, name: str, o
     rule = old.update_rule
     if set(arrays) - set(kind.states):
         raise ConversionError(f'The state of {name} has {", ".join(sorted(arrays))}, but '
-                              f'{kind.make.__name__} expects {", ".join(kind.states)}.')
+                              f'{kind.make.__name__} expects {", ".join(kind.states)}. Create a '
+                              'new optimizer in PyTorch, without the state of this one.')
     found: dict[str, Any] = {'step': torch.tensor(float(rule.t))} if kind.counts else {}
     for ours, theirs in kind.states.items():
         if ours == 'vhat' and not rule.hyperparam.amsgrad:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chainer_compat.pytorch.conversion.errors import ConversionError
+from chainer_compat.pytorch.conversion.errors import ADVICE, ConversionError
 from chainer_compat.pytorch.conversion.references import (
     NumpyFunction,
     Reference,
@@ -19,8 +19,8 @@ def check_outputs(first: Any, second: Any) -> None:
     """Raise an error if the results have different structures or contain no array."""
     if repr(mapped(first, lambda _: 0)) != repr(mapped(second, lambda _: 0)):
         raise ConversionError(
-            'The model cannot be converted: its outputs have a different structure in another run, '
-            'so control flow depends on the inputs.')
+            'The model cannot be converted: the structure of its outputs differs between two runs, '
+            f'so its control flow depends on the inputs. {ADVICE}.')
     if not any(isinstance(each, Reference) for each in flattened(first)):
         raise ConversionError('The model returns no array. Use call= to convert a function that '
                               'returns its results.')
@@ -54,15 +54,16 @@ def check_equal(first: list[TracedCall], second: list[TracedCall]) -> None:
         if one.name != other.name:
             raise ConversionError(
                 'The model cannot be converted: its control flow depends on the inputs. In two '
-                f'runs, it called {one.label} and {other.label}.')
+                f'runs, it called {one.label} and {other.label}. {ADVICE}.')
     if len(first) != len(second):
         last = max(first, second, key=len)[min(len(first), len(second))]
         raise ConversionError(
             'The model cannot be converted: its control flow depends on the inputs. It called '
-            f'{last.label} in only one of two runs.')
+            f'{last.label} in only one of two runs. {ADVICE}.')
 
 
 def differ() -> ConversionError:
-    """Return the error for a value that has different origins in both runs."""
-    return ConversionError('its inputs have different origins in another run: control flow, or a '
-                           'value taken out of the graph, depends on the inputs')
+    """Return the error for a value whose origin differs between the two runs."""
+    return ConversionError('its inputs come from different functions in two runs, because control '
+                           'flow, or a value taken out of the graph, depends on the inputs. '
+                           f'{ADVICE}')

@@ -55,7 +55,8 @@ def load_snapshot(path: str | Path, model: chainer.Link, name: str = 'the model'
             if needed is not None and key.startswith(prefix) and (
                     arrays[key].shape != needed.shape):
                 raise ConversionError(f'{path}: {key} has shape {arrays[key].shape}, but {name} '
-                                      f'needs {needed.shape}.')
+                                      f'needs {needed.shape}. Create the model with the '
+                                      'same sizes as the one that was saved.')
         chainer.serializers.NpzDeserializer(arrays, path=prefix).load(model)
     return prefix
 
@@ -71,7 +72,8 @@ def read(path: str | Path) -> Iterator[Mapping[str, Array]]:
         with np.load(path) as arrays:
             yield arrays
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise ConversionError(f'{path} is damaged: {type(error).__name__}: {error}.') from None
+        raise ConversionError(f'{path} is damaged: {type(error).__name__}: {error}. Pass a '
+                              'different file.') from None
 
 
 def files_of(path: Path) -> list[Path]:
@@ -86,14 +88,16 @@ def _newest_files(folder: Path) -> list[Path]:
             key = match['name'], int(match['iteration'])
             checkpoints.setdefault(key, {})[int(match['rank'])] = file
     if len({name for name, _ in checkpoints}) > 1:
-        raise ConversionError(f'{folder} contains checkpoints with different names. Pass a file.')
+        raise ConversionError(f'{folder} contains checkpoints with different names. Pass one of '
+                              'the files.')
     ranks = max((max(files) + 1 for files in checkpoints.values()), default=0)
     for (_, iteration), files in sorted(checkpoints.items(), reverse=True):
         if _is_complete(files, ranks):
             return [files[rank] for rank in sorted(files)]
         warnings.warn(f'Skipped iteration {iteration} in {folder}: a file is missing or damaged.',
                       stacklevel=4)
-    raise ConversionError(f'{folder} contains no iteration that all ranks saved.')
+    raise ConversionError(f'{folder} contains no iteration that all ranks saved. Pass a different '
+                          'folder, or a single file.')
 
 
 def _is_complete(files: Mapping[int, Path], ranks: int) -> bool:
@@ -137,5 +141,6 @@ def find_model(arrays: Mapping[str, Array], model: chainer.Link, file: str) -> s
         raise ConversionError(f'{file} does not contain all parameters of {type(model).__name__}, '
                               f'such as {first!r}. It contains: {", ".join(sorted(keys)[:8])}, ...')
     if len(complete) > 1:
-        raise ConversionError(f'{file} contains several models: {", ".join(complete)}.')
+        raise ConversionError(f'{file} contains several models: {", ".join(complete)}. Save a file '
+                              'that contains only one of them.')
     return complete[0]

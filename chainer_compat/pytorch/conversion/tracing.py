@@ -80,9 +80,9 @@ class Trace:
         """Raise an error if the model drew random numbers in a way that the trace does not show."""
         if _random_state() != self._random:
             raise ConversionError(
-                'The model cannot be converted: it draws random numbers, but not with '
-                "Chainer's functions or np.random.normal, uniform or gumbel "
-                f'({self.place()}).')
+                'The model cannot be converted: it draws random numbers in a way that is not '
+                f'supported ({self.place()}). Use Chainer functions, such as F.dropout, or '
+                'np.random.normal, uniform or gumbel.')
 
     def check_links(self) -> None:
         """Raise an error if the run created links or parameters, which are untrained."""
@@ -197,9 +197,9 @@ class Trace:
             if name in ('shape', 'ndim', 'size'):
                 return result
             raise ConversionError(
-                f'The model cannot be converted: numpy.{name} gets an array that depends on the '
-                'inputs, but returns no array or changes one in place. The module would return the '
-                f'result of the example for every input ({self.place()}{self.source()}). Use '
+                f'The model cannot be converted: numpy.{name} uses an array that depends on the '
+                'inputs, but returns no array or modifies one, so the module would always use the '
+                f'result from the example ({self.place()}{self.source()}). Use '
                 "Chainer's functions instead.")
         if name not in NUMPY or _is_lost((args, kwargs)) or not isinstance(
                 result, np.ndarray | np.generic):

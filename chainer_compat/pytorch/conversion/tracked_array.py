@@ -13,19 +13,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from chainer_compat.pytorch.conversion.errors import ConversionError
+from chainer_compat.pytorch.conversion.errors import ADVICE, ConversionError
 
 Array = np.ndarray[Any, Any]
 
-IN_PLACE = 'changes, in place, an array that was computed from the inputs'
+IN_PLACE = 'modifies an array that was computed from the inputs'
 
 
 #: Python expressions in user code, by the method that Python calls for them.
 WRITTEN = {
-    '__bool__': 'an if, while, assert, and, or or not', '__int__': 'int(...)',
+    '__bool__': 'a condition (if, while, assert, and, or, not)', '__int__': 'int(...)',
     '__float__': 'float(...)', '__complex__': 'complex(...)', 'shape': 'len(...) or .shape',
     '__index__': 'range(...) or the index of a list', 'item': '.item()', 'tolist': '.tolist()',
-    'flat': '.flat', '__contains__': 'an in'}
+    'flat': '.flat', '__contains__': 'the operator in'}
 
 
 #: Functions whose results have sizes that depend on values.
@@ -152,7 +152,8 @@ def _tracked(name: str, args: Any, kwargs: Any, result: Any) -> Any:
 def _reject(what: str) -> None:
     recorder = Current.recorder
     if recorder is not None and not recorder.is_inside:
-        raise ConversionError(f'The model cannot be converted: {what} ({recorder.place()}).')
+        raise ConversionError(f'The model cannot be converted: {what} ({recorder.place()}). '
+                              'Compute a new array instead.')
 
 
 def _method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -176,10 +177,9 @@ def _reject_value(written: str) -> None:
     recorder = Current.recorder
     if recorder is not None and not recorder.is_inside:
         raise ConversionError(
-            f'The model cannot be converted: {written} gets a value that depends on the inputs, so '
-            f'all inputs would give the result of the example ({recorder.place()}'
-            f'{recorder.source()}). Use F.where instead of if, use arrays or variables '
-            'instead of numbers, or use call= to convert a function without this line.')
+            f'The model cannot be converted: {written} uses a value that depends on the inputs, '
+            'but the module would always use the value from the example ('
+            f'{recorder.place()}{recorder.source()}). {ADVICE}.')
 
 
 def _shape(name: str) -> property:

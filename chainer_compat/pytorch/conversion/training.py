@@ -64,7 +64,8 @@ def _prefix(arrays: Mapping[str, Array], optimizer: Any, file: str) -> str:
         start + end in arrays for end in ends))
     if len(found) != 1:
         raise ConversionError(
-            f'{file} contains the states of several optimizers: {", ".join(found)}.' if found else
+            f'{file} contains the states of several optimizers: {", ".join(found)}. Save a '
+            'file that contains only one of them.' if found else
             f'{file} does not contain the state of an optimizer of these parameters, such as '
             f'{ends[0]!r}. It must be the snapshot of a trainer, or a checkpoint.')
     return found[0]

@@ -82,7 +82,8 @@ def load_weights(model: chainer.Link, source: torch.nn.Module | Mapping[str, Any
     if outputs > 1e-3:
         warnings.warn('All weights were copied, but outputs differ by '
                       f'{outputs:.1e}, relative to the largest element: the models differ in '
-                      'something without weights, such as pooling or strides.', stacklevel=3)
+                      'something without weights, such as pooling or strides. To find it, print '
+                      'chainer_compat.compare(model, module, x).', stacklevel=3)
 
 
 class _Inference(torch.nn.Module):
@@ -156,7 +157,8 @@ def _matched(calls: list[tuple[TracedCall, dict[str, Array]]],
         if len(tensors) != len(arrays) or others:
             raise ValueError(
                 f'{each.label} has the arrays {", ".join(arrays)}, but {part_name} has '
-                f'{", ".join([*(name for name, _ in tensors), *others])}.')
+                f'{", ".join([*(name for name, _ in tensors), *others])}. Both models must have '
+                'the same layers.')
         for (name, array), (tensor_name, tensor) in zip(arrays.items(), tensors, strict=True):
             pairs[name] = array, tensor, tensor_name
     return pairs
@@ -166,7 +168,7 @@ def _copy(pairs: Mapping[str, tuple[Array, Any, str]]) -> None:
     for name, (array, tensor, tensor_name) in pairs.items():
         if tuple(tensor.shape) != array.shape:
             raise ValueError(
-                f'{name} has the shape {array.shape}, but {tensor_name} has the shape '
+                f'{name} has shape {array.shape}, but {tensor_name} has shape '
                 f'{tuple(tensor.shape)} in the weights. Create the model with the same sizes as '
                 'the one that was converted.')
     found = [(array, _as_numpy(tensor)) for array, tensor, _ in pairs.values()]
@@ -179,8 +181,9 @@ def _copy(pairs: Mapping[str, tuple[Array, Any, str]]) -> None:
 def _check_kind(name: str, array: Any, tensor_name: str, values: Array) -> None:
     """Raise an error if a cast would lose the fractional part of values."""
     if not np.can_cast(values.dtype, np.asarray(array).dtype, 'same_kind'):
-        raise ValueError(f'{name} has the dtype {np.asarray(array).dtype}, but {tensor_name} '
-                         f'has the dtype {values.dtype}.')
+        raise ValueError(f'{name} has dtype {np.asarray(array).dtype}, but {tensor_name} has '
+                         f'dtype {values.dtype}. Convert one of them first, because a cast would '
+                         'change the values.')
 
 
 def _as_numpy(tensor: torch.Tensor) -> Array:
@@ -200,8 +203,8 @@ def _numbers(model: chainer.Link, tensors: Mapping[str, Any]
             if found is not None and not isinstance(value, np.ndarray) and isinstance(
                     value, int | float | np.generic):
                 if found.numel() != 1:
-                    raise ValueError(f'{path}/{name} is a number, but the tensor has the shape '
-                                     f'{tuple(found.shape)}.')
+                    raise ValueError(f'{path}/{name} is a number, but the tensor has shape '
+                                     f'{tuple(found.shape)}. Pass weights of the same model.')
                 _check_kind(f'{path}/{name}', value, state.torch_name(f'{path}/{name}'),
                             _as_numpy(found))
                 numbers.append((link, name, type(value)(found.item())))

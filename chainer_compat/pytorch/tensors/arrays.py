@@ -38,7 +38,7 @@ def tensor(array: np.ndarray, channels_last: bool = False) -> torch.Tensor:
 
     Args:
         array: The array.
-        channels_last: Whether the tensor keeps channels last if the array has them last.
+        channels_last: Whether to keep the channels-last layout if the array has it.
 
     Raises:
         Unsupported: If the dtype is neither float32 nor float64, for arrays on a GPU that PyTorch

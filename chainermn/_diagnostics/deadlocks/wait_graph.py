@@ -49,7 +49,7 @@ class WaitGraph:
     def deadlocked(self) -> set[int]:
         """Return the ranks that wait forever, except finished ranks."""
         waiting, free = set(self._states), []
-        threads: dict[_Blockers, list[_Thread]] = {}  # the threads that each of these blocks
+        threads: dict[_Blockers, list[_Thread]] = {}  # by blockers: the threads that they block
         for rank, found in self._blockers.items():
             if rank in self._ended:
                 continue

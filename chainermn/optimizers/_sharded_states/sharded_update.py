@@ -335,7 +335,7 @@ class ShardedUpdate(FullUpdate):
 
 
 def _wrapped(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer that steps, which may be inside a wrapper."""
+    """Return the optimizer that changes the parameters, which may be inside a wrapper."""
     return optimizer.update.__self__
 
 

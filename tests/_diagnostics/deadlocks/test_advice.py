@@ -58,7 +58,7 @@ NO_BACKWARD = 'Rank 1 has not called backward() for the data that it {} rank 0. 
     ([sending(1, tag=1), receiving(0, tag=2)],
      'Rank 0 sends to rank 1 with tag 1, but rank 1 receives with tag 2. Pass the same tags, in '
      'the same order, on both ranks.'),
-    # An object with another tag, sent by a rank that goes on.
+    # An object with another tag, sent by a rank that continues.
     ([state('barrier', Wait(WaitKind.COLLECTIVE, CALLS, 5), {CALLS: 5}, sent={(1, 7): 1}),
       receiving(0, tag=2, entered={CALLS: 4})],
      'Rank 0 sends to rank 1 with tag 7, but rank 1 receives with tag 2.'),

@@ -1,4 +1,4 @@
-"""Exchanges between nodes wait, and send no byte too many; here, each rank is a node.
+"""Exchanges between nodes wait, and send no unnecessary data; here, each rank is a node.
 
 test_shared_sums.py compares their results.
 """

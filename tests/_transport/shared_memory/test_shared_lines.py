@@ -97,7 +97,7 @@ def test_an_interrupted_rank_is_in_step(monkeypatch):
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize('name', ['check_space', 'Window'])
 def test_messages_go_on_without_memory(monkeypatch, name):
-    """If one rank cannot allocate it."""
+    """One rank cannot allocate shared memory, so all ranks keep using messages."""
     def fail(*_, **__):
         raise OSError('no space')
 

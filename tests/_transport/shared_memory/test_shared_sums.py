@@ -51,7 +51,7 @@ def memory(request):
 
 
 def arrays_of(rank, sizes, dtype, seed=0):
-    """Other numbers for other sizes, so that those of an earlier exchange are wrong."""
+    """The values depend on the size, so that values from an earlier exchange are detected."""
     random = np.random.RandomState([rank, seed, *sizes])
     return [random.normal(0, 10, size).astype(dtype) for size in sizes]
 
@@ -82,7 +82,7 @@ def owners_of(sizes, order, n=SIZE):
 
 
 def check_sum(memory, sizes, dtype, scale, results=None):
-    """The sum replaces the arrays, or goes into other ones, which leaves the arrays alone."""
+    """The sum replaces the arrays, or is written to other arrays and leaves these unchanged."""
     per_rank = [arrays_of(rank, sizes, dtype) for rank in range(SIZE)]
     own = [array.copy() for array in per_rank[RANK]]
     for array in own:

@@ -22,7 +22,7 @@ HERE = pathlib.Path(__file__).parent
 SCRIPT = str(HERE / 'old_calls.py')
 RECORDED = json.loads((HERE / 'old_calls.json').read_text())
 PROGRAM = runpy.run_path(SCRIPT, run_name='old_calls')
-#: Valid for Chainer 7, too.
+#: Also valid in Chainer 7.
 WITHOUT_WARNING = {'function', 'moved', 'Flag'}
 
 

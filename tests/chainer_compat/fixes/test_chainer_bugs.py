@@ -1,4 +1,4 @@
-"""Bugs of Chainer: gradients that were missing, calls that failed."""
+"""Bugs in Chainer: missing gradients, and calls that failed."""
 
 import subprocess
 import sys

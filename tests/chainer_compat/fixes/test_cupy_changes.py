@@ -1,4 +1,4 @@
-"""What broke with CuPy still computes on the CPU what plain NumPy computes."""
+"""Functions that were patched for CuPy give the results of plain NumPy on the CPU."""
 
 import chainer
 import chainer.functions as F

@@ -1,4 +1,4 @@
-"""Programs that copied the faults of Chainer's examples: as if these had been written right."""
+"""Scripts that copied bugs from Chainer's examples run as if the examples were correct."""
 
 import chainer
 import chainer.links as L

@@ -1,4 +1,4 @@
-"""Snapshots of optimizers: those of older versions can be loaded, and nothing old stays."""
+"""Snapshots of optimizers: older versions can be loaded, and replace the whole state."""
 
 import chainer
 import chainer.links as L

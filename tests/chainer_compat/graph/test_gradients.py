@@ -1,4 +1,4 @@
-"""Gradients that take fewer passes have the bits that Chainer computes."""
+"""Gradients that are computed in fewer passes are bitwise identical to Chainer's."""
 
 import chainer
 import chainer.functions as F

@@ -1,4 +1,4 @@
-"""Gradients without functions of their own are those of Chainer's functions, bit by bit."""
+"""Gradients that kernels compute directly match Chainer's gradient functions, bit by bit."""
 
 import contextlib
 

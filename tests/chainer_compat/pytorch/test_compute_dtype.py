@@ -133,7 +133,7 @@ def test_recurrent_layers(link, has_instructions):
             same = run(widened(model, rounded), [rounded(x) for x in xs])
         for part, reference in zip(found, wide, strict=True):
             assert_close(part, reference, 4e-2)
-        if n_layers == 1:  # otherwise, the input of the second layer is rounded, too
+        if n_layers == 1:  # otherwise, the input of the second layer is also rounded
             # Some time steps have as many sequences as others, and are one call.
             is_native = has_instructions and 'LSTM' in link.__name__ and len(lengths) != 3
             for part, reference in zip(found, same, strict=True):

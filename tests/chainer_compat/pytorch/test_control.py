@@ -210,7 +210,7 @@ assert step() == step()
 
 @needs_torch
 def test_the_first_call_rounds_as_later_ones(python):
-    """Otherwise, a resumed training would not have the bits of one that goes on."""
+    """Otherwise, resumed training would not be bitwise identical to uninterrupted training."""
     python(FIRST)
 
 

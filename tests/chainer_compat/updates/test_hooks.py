@@ -1,4 +1,4 @@
-"""Hooks of links and optimizers compute what they say; without a GPU theirs say so."""
+"""Hooks of links and optimizers compute correct results; GPU hooks need CuPy."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""A step in one pass leaves what Chainer's step leaves, and calls what the program has replaced.
+"""A step in one pass has the same effects as Chainer's step, and calls replaced methods.
 
 The reference is the optimizer without ``optimizer_steps.begin``, which then runs Chainer's methods.
 """

@@ -1,4 +1,4 @@
-"""Updates in one pass have the bits of one rule after another; PyTorch's differ in rounding.
+"""Updates in one pass are bitwise identical to separate updates, except with PyTorch.
 
 The laws in ``tests/laws/test_updates.py`` compare the results.
 """

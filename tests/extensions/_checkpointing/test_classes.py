@@ -1,4 +1,4 @@
-"""A save is only loaded into objects of the same classes, unless others are allowed."""
+"""A checkpoint is only loaded into objects of the same classes, unless others are allowed."""
 import chainer
 import numpy as np
 import pytest
@@ -105,7 +105,7 @@ def test_iterators_on_other_ranks_than_the_master(comm):
 
 
 def test_a_file_of_an_older_version_is_loaded(comm, folder, monkeypatch):
-    """It names no classes."""
+    """It does not contain the names of classes."""
     with monkeypatch.context() as patched:
         patched.setattr(state, 'capture_classes', lambda parts: {})
         save(comm, folder)

@@ -1,4 +1,4 @@
-"""A folder is verified, and each problem named."""
+"""The command verifies a folder and lists all problems."""
 import os
 import subprocess
 import sys

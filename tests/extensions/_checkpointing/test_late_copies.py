@@ -1,4 +1,4 @@
-"""Copies have the values of the time of the save, whoever changes the states after it."""
+"""Copies have the values at the time of the checkpoint, even if the states change later."""
 import copy
 import io
 import os
@@ -22,7 +22,7 @@ ROWS, COLUMNS = 120, 150  # 72 KB
 
 @pytest.fixture(autouse=True)
 def small_states_are_copied_late():
-    """Not here."""
+    """Override the fixture that does this in other tests."""
 
 
 @pytest.fixture(autouse=True)

@@ -50,7 +50,7 @@ def test_another_number_of_ranks(comm, folder):
 
 
 @pytest.mark.parametrize('how, n_saved', [('checkpointer', 1), ('snapshot', 'all')])
-def test_an_extension_that_the_save_lacks(comm, folder, how, n_saved):
+def test_an_extension_that_the_checkpoint_lacks(comm, folder, how, n_saved):
     """It starts from scratch, and rank 0 warns; also on another number of ranks."""
     def add_saver(group, trainer):
         if how == 'snapshot':

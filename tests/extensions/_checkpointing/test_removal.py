@@ -51,7 +51,7 @@ def test_a_save_after_the_training_stays(comm, folder):
 
 
 def test_a_folder_that_cannot_be_written(comm, folder, same_error):
-    """It fails before the training, not at the first save."""
+    """It fails before training, not at the first checkpoint."""
     out = folder
     if comm.rank == comm.size - 1:
         open(os.path.join(folder, 'file'), 'w').close()

@@ -1,4 +1,4 @@
-"""The files of a save are found by their names, and removed."""
+"""The files of a checkpoint are found by their names, and removed."""
 import os
 
 import pytest

@@ -1,4 +1,4 @@
-"""All ranks select the same save; damaged ones are named and skipped."""
+"""All ranks select the same checkpoint; damaged ones are listed and skipped."""
 import contextlib
 import os
 import warnings
@@ -170,7 +170,7 @@ def write_deep_tag(path):
 
 
 def set_encrypted(path):
-    """Set the bit which says so; reading the file raises RuntimeError."""
+    """Set the bit for encryption; reading the file then raises RuntimeError."""
     with open(path, 'r+b') as file:
         file.seek(file.read().index(b'PK\1\2') + 8)
         file.write(b'\1')

@@ -1,4 +1,4 @@
-"""Schedules as lists of steps, compared with those that papers draw."""
+"""Schedules as lists of steps, compared with the figures in papers."""
 
 import itertools
 

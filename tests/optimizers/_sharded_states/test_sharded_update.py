@@ -248,7 +248,7 @@ def test_optimizers_that_do_not_step_like_a_gradient_method(comm, kind):
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize('begin', ['send', 'receive'])
 def test_messages_of_the_program_during_an_update(comm, begin):
-    """Parameters are messages, too: neither may arrive as the other, whatever its tag."""
+    """Parameters are also sent as messages, which must not be mixed up with the script's."""
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     pending = []
 

@@ -56,7 +56,7 @@ static bool nothing() { return true; }
 API cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   FIND_STREAM(handle);
   count(synchronizations);
-  // The null stream waits for blocking streams, too.
+  // The null stream also waits for blocking streams.
   bool is_null = stream == s.null_streams[stream->device];
   wait(is_null ? enqueue(stream, "synchronize", nothing, {}, lock) : stream->end(), lock);
   return cudaSuccess;

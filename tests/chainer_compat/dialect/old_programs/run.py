@@ -6,7 +6,7 @@ so each model gets the same ones when it is given to an optimizer: constants, su
 as they are, and random values are drawn again, from a normal distribution seeded by the name of the
 parameter. The program's own random numbers, such as those for dropout, start from a seed there.
 
-It runs with Python 3.6 and Chainer 1.5, too.
+It also runs with Python 3.6 and Chainer 1.5.
 """
 
 import atexit

@@ -144,7 +144,7 @@ def test_a_snapshot_of_another_size(folder, monkeypatch, model, key, shape, wrap
     """NumPy would broadcast an array of one row or number to any size."""
     chainer.serializers.save_npz('snap.npz', wrap(model()))
     with pytest.raises(SystemExit, match=f'snap.npz: {prefix}{key} has shape {shape}, but the model'
-                       r' of --model net_of_test:make needs \(2, 3\)\.$'):
+                       r' of --model net_of_test:make needs \(2, 3\)\. Create the model'):
         export(monkeypatch, 'snap.npz', 'model.pt')
     assert not (folder / 'model.pt').exists()
 

@@ -1,4 +1,4 @@
-"""What cannot be converted raises one error, which names function, link and line."""
+"""If a conversion fails, the error gives the function, the link and the line."""
 
 import os
 import random
@@ -63,22 +63,22 @@ def unpooled(h):
 
 #: By the name in the message.
 CASES = {
-    'an if, while': lambda h: F.relu(h) if h.array.sum() > 0 else F.tanh(h),
-    'an if, while  ': lambda h: F.relu(h) if np.array(h.array).mean() > -9 else F.tanh(h),
-    'an if, while   ': lambda h: F.relu(h) if chainer.as_array(h).mean() > -9 else F.tanh(h),
-    'an if, while    ': lambda h: F.relu(h) if np.random.rand() > 1e-9 else F.tanh(h),
+    'a condition (if': lambda h: F.relu(h) if h.array.sum() > 0 else F.tanh(h),
+    'a condition (if  ': lambda h: F.relu(h) if np.array(h.array).mean() > -9 else F.tanh(h),
+    'a condition (if   ': lambda h: F.relu(h) if chainer.as_array(h).mean() > -9 else F.tanh(h),
+    'a condition (if    ': lambda h: F.relu(h) if np.random.rand() > 1e-9 else F.tanh(h),
     'random numbers': lambda h: F.relu(h) if random.random() > 1e-9 else F.tanh(h),
     'RReLU': lambda h: F.rrelu(h, r=np.ones(h.shape, 'f')),
-    'an if, while ': lambda h: F.concat([h[i:i + 1] for i in range(4) if h.array[i, 0] > -9], 0),
+    'a condition (if ': lambda h: F.concat([h[i:i + 1] for i in range(4) if h.array[i, 0] > -9], 0),
     'float(...)': lambda h: h * float(F.sum(h).array),
     'float(...) ': repeated,
     'int(...)': lambda h: h[int(h.array.argmax()) % 4],
-    '.item() gets': lambda h: h * F.sum(h).item(),
-    '.tolist() gets': lambda h: h + h.array.tolist()[0][0],
-    '.flat gets': lambda h: h * next(h.array.flat),
-    'an in gets': lambda h: h if 0. in h.array else -h,
-    'len(...) or .shape gets': lambda h: h * len(np.nonzero(h.array > 0)[0]),
-    'numpy.array_equal gets': lambda h: h * np.array_equal(h.array, 1),
+    '.item() uses': lambda h: h * F.sum(h).item(),
+    '.tolist() uses': lambda h: h + h.array.tolist()[0][0],
+    '.flat uses': lambda h: h * next(h.array.flat),
+    'the operator in uses': lambda h: h if 0. in h.array else -h,
+    'len(...) or .shape uses': lambda h: h * len(np.nonzero(h.array > 0)[0]),
+    'numpy.array_equal uses': lambda h: h * np.array_equal(h.array, 1),
     'an assignment': assigned,
     'numpy.copyto': copied_into,
     'Mul': filled,
@@ -184,7 +184,7 @@ WRONG_MODELS = {
     'Mul .* array that differs between two runs': (lambda: Net(masked), [np.ones((3, 4), 'i')], {}),
     'cannot have: type': (lambda: named('type'), [X], {}),
     'cannot have: class': (lambda: named('class'), [X], {}),
-    'With a batch size of 1': (  # F.squeeze removes the axis of the batch, too
+    'With a batch size of 1': (  # F.squeeze also removes the axis of the batch
         lambda: Net(lambda self, x: F.squeeze(self.fc(x)), fc=L.Linear(5, 1)), [X],
         {'dynamic_batch': True}),
     r'Input x1 has the type object\.': (

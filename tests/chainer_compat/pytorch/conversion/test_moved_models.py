@@ -1,4 +1,4 @@
-"""Trainings of larger models go on in PyTorch for 50 steps, and back in Chainer, in float64."""
+"""Training of larger models continues in PyTorch for 50 steps, then in Chainer, in float64."""
 
 import pathlib
 import sys

@@ -1,4 +1,4 @@
-"""A training goes on in PyTorch, and comes back: the same parameters, step by step."""
+"""Training that moves to PyTorch and back gives the same parameters after each step."""
 
 import copy
 
@@ -149,7 +149,7 @@ def test_a_state_dict_resumes():
 
 
 def test_hooks_run_once_per_step():
-    """Also if the program has another optimizer of the class, whose steps run hooks, too."""
+    """Also if the script has another optimizer of the same class, with its own hooks."""
     torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
     model, optimizer, module, new, data = moved('Adam', 'decay, clip', '', 'd')
     train(optimizer, data[3:10])

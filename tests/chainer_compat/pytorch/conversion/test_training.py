@@ -1,4 +1,4 @@
-"""``export --training``: a program goes on with a training where the snapshot of it stopped."""
+"""``export --training``: the exported script continues training from the snapshot."""
 
 import os
 import subprocess

@@ -81,7 +81,7 @@ def test_other_layers_without_weights_give_a_warning():
 
 @pytest.mark.parametrize('module, message', [
     (torch_cnn(5),
-     r'conv.W has the shape \(4, 3, 3, 3\), but 0.weight has the shape \(5, 3, 3, 3\) in '),
+     r'conv.W has shape \(4, 3, 3, 3\), but 0.weight has shape \(5, 3, 3, 3\) in '),
     (nn.Conv2d(3, 4, 3), 'The model calls 3 layers with weights, but the module calls 1'),
 ])
 def test_nothing_is_copied_if_layers_differ(module, message):
