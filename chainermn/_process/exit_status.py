@@ -108,7 +108,7 @@ def _exit(status: Code = None, /) -> NoReturn:
     exception is caught, so ``code`` would not be read.
     """
     error = status if isinstance(status, SystemExit) else SystemExit(status)
-    vars(error)[_PLACE] = next(_places(traceback.walk_stack(sys._getframe(1))), '')
+    vars(error)[_PLACE] = next(_places(traceback.walk_stack(sys._getframe())), '')
     raise error
 
 

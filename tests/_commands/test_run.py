@@ -143,7 +143,8 @@ def test_job_that_always_fails(tmp_path, env, options, attempts, why):
     first, rows = table(done.stderr)
     assert first == why
     assert [row[0] for row in rows if row[0].isdigit()] == [str(i + 1) for i in range(attempts)]
-    rank = f'rank 1 of 2 (host {HOST}, process P) aborts the job: sys.exit with status 3'
+    rank = (f'rank 1 of 2 (host {HOST}, process P) aborts the job: sys.exit with status 3, '
+            'called at script.py:6')
     assert [' '.join(row) for row in rows].count(rank) == attempts
     assert done.stderr.count('; restarting') == attempts - 1
 

@@ -13,7 +13,9 @@ from shared_fixtures import communicators, raises_on_all
 
 import chainermn
 from chainermn._operations.ranks import ranks_text
+from chainermn.communicators.compression import PowerSGD
 from chainermn.extensions._checkpointing.command import verify_folder
+from chainermn.extensions._checkpointing.state import copy_state
 from chainermn.iterators import create_synchronized_iterator
 
 comm = communicators('naive', pytest.param('version7', marks=pytest.mark.full))
@@ -530,3 +532,42 @@ def test_the_program_may_change_its_directory(comm, folder, monkeypatch, given):
     again, optimizer = make_trainer(comm, 'out')
     checkpointer.maybe_load(again, optimizer)
     assert again.updater.iteration == 4
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.filterwarnings('ignore:iteration .* was saved by')
+@pytest.mark.parametrize('kind', ['2bit', 'powersgd'])
+def test_residuals_on_a_different_number_of_ranks(comm, folder, kind):
+    """Without a Trainer, too, only rank 0 continues with its residuals."""
+    def start(comm):
+        model = chainer.links.Linear(3, 2, initialW=1)
+        return {'model': model, 'optimizer': chainermn.create_multi_node_optimizer(
+            chainer.optimizers.SGD(), comm,
+            compression=PowerSGD(1, min_compression_rate=1) if kind == 'powersgd' else kind,
+        ).setup(model)}
+
+    def residuals(state):
+        arrays = copy_state(state['optimizer'])
+        return {key: array for key, array in arrays.items()
+                if key.startswith('compression/') and array.dtype.kind == 'f'}
+
+    saved = start(comm)
+    x = np.random.RandomState(comm.rank).randn(4, 3).astype('f')
+    for _ in range(3):
+        saved['optimizer'].update(lambda: chainer.functions.sum(saved['model'](x) ** 2))
+    saver = chainermn.create_multi_node_checkpointer('run', comm, path=folder)
+    saver.save(saved, 3)
+    saver._saver.lock.release()
+    alone = comm.split(comm.rank, 0)
+    if comm.rank == 0:
+        loaded = start(alone)
+        loader = chainermn.create_multi_node_checkpointer('run', alone, path=folder)
+        assert loader.maybe_load(loaded) == 3
+        loader._saver.lock.release()
+        found, expected = residuals(loaded), residuals(saved)
+        assert found.keys() == expected.keys() != set()
+        assert any(array.any() for array in found.values())
+        for key, array in expected.items():
+            np.testing.assert_array_equal(found[key], array)
+    comm.barrier()
+    alone.finalize()

@@ -50,13 +50,17 @@ class SavedParts:
                       for path, _ in model.namedparams()}
         return {key for key in keys if key.startswith((*self.models,)) and key not in parameters}
 
-    def states_of_iterators(self, keys: Iterable[str]) -> set[str]:
-        """Return the names of the iterators' arrays, which differ between ranks.
+    def of_one_rank(self, keys: Iterable[str]) -> set[str]:
+        """Return the names of the arrays that always differ between ranks.
+
+        These are the states of iterators and the residuals of compression.
 
         Args:
             keys: Names of all arrays.
         """
-        return {key for key in keys if key.startswith((*self.iterators,))}
+        residuals = [f'{prefix}compression/' for prefix, part in self.all.items()
+                     if hasattr(part, 'compression')]
+        return {key for key in keys if key.startswith((*self.iterators, *residuals))}
 
 
 def _parts_of(target: Object) -> dict[str, Object]:

@@ -52,7 +52,7 @@ def write(path: str, arrays: Mapping[str, np.ndarray], tag: Tag, *, compress: bo
         tag: The tag, without digests.
         compress: Whether to compress the file.
         buffers: Names of the models' arrays in which replicas may differ.
-        own: Names of the arrays that belong to a single replica, such as arrays of iterators.
+        own: Names of the arrays that belong to a single rank, such as arrays of iterators.
 
     Raises:
         OSError: If the file cannot be written. An old file is then unchanged.
@@ -101,7 +101,7 @@ def _is_shared(key: str, is_trainer: bool) -> bool:
     if 'chainermn' in key.split('/')[:-1]:  # saved by ChainerMN's objects for a single rank
         return False
     return not is_trainer or (key.startswith('updater/') and not re.match(
-        r'updater/(iterator:|optimizer:[^/]*/(compression/|epoch$))', key))
+        r'updater/(iterator:|optimizer:[^/]*/epoch$)', key))
 
 
 def accumulated(keys: Iterable[str]) -> list[str]:

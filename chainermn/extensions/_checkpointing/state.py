@@ -81,7 +81,7 @@ class CopiedState:
             arrays.update({key: _copy_array(array) for key, array in arrays.items()
                            if array not in late})
             late.begin(arrays)
-        buffers, own = parts.buffers(arrays), parts.states_of_iterators(arrays)
+        buffers, own = parts.buffers(arrays), parts.of_one_rank(arrays)
         arrays.update({**capture_classes(parts), **capture_epochs(parts)})
         return cls(arrays, buffers, own, late)
 

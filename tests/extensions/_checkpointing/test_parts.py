@@ -35,13 +35,13 @@ def test_parts_of_a_trainer_and_of_a_dictionary():
             **parts.iterators, **parts.models, **dict.fromkeys(optimizers, optimizer)}
 
 
-def test_buffers_and_states_of_iterators():
+def test_buffers_and_arrays_of_one_rank():
     trainer = make_trainer()
     parts = SavedParts(trainer)
     keys = [f'updater/{key}' for key in state.copy_state(trainer.updater)]
     assert parts.buffers(keys) == {
         f'updater/model:main/1/{name}' for name in ('avg_mean', 'avg_var', 'N')}
-    assert parts.states_of_iterators(keys) == {
+    assert parts.of_one_rank(keys) == {
         key for key in keys if key.startswith('updater/iterator:main/')} != set()
     assert SavedParts({'a': 3}).buffers(['a/W']) == set()
 
