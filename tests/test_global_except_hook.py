@@ -240,7 +240,8 @@ def test_a_nonzero_status_stays_nonzero_in_8_bits(tmp_path, code, ranks, conditi
         ''', ranks)
     assert status == 1
     assert 'went on' not in output
-    said = re.findall(r'aborts the job: (?:sys.exit|os._exit) with status (.*?)(?:, called.*)?\n', output)
+    said = re.findall(
+        r'aborts the job: (?:sys.exit|os._exit) with status (.*?)(?:, called.*)?\n', output)
     assert len(said) == (ranks > 1) and set(said) <= {'256', '-512', str(2 ** 40)}
 
 

@@ -535,6 +535,7 @@ def test_the_program_may_change_its_directory(comm, folder, monkeypatch, given):
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.compares_calls
 @pytest.mark.filterwarnings('ignore:iteration .* was saved by')
 @pytest.mark.parametrize('kind', ['2bit', 'powersgd'])
 def test_residuals_on_a_different_number_of_ranks(comm, folder, kind):
