@@ -146,6 +146,13 @@ class RecordedRun:
         #: The records, without those of ranks of an earlier run.
         self.ranks = {name: record for name, record in records.items()
                       if record.settings['rank'] < sizes[name.rpartition('rank')[0]]}
+        lengths: dict[str, list[int]] = {}
+        for name, record in self.ranks.items():
+            lengths.setdefault(name.rpartition('rank')[0], []).append(len(record))
+        if any(min(each) for each in lengths.values()):
+            # A run may end before all ranks have updated with its last optimizer.
+            self.ranks = {name: record for name, record in self.ranks.items()
+                          if min(lengths[name.rpartition('rank')[0]])}
         #: The names of missing files.
         self.missing = [f'{name}rank{rank}.txt' for name, size in sizes.items()
                         for rank in range(size) if f'{name}rank{rank}' not in records]

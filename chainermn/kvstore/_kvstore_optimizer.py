@@ -69,6 +69,8 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
     parameters. Such updates are collective. In ``dist_async``, all other updates are not
     collective, and the number of updates may differ between ranks.
 
+    Collective in ``dist`` types: every rank calls it with the same ``update_on_kvstore``.
+
     Args:
         actual_optimizer: Any ``chainer.optimizer.GradientMethod``. It may be set up later.
         kvstore: A store without an updater or optimizer.
@@ -85,8 +87,8 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If ``update_on_kvstore`` is false in ``dist_async``, or true with an optimizer
-            whose hooks or loss scaling need all parameters together; or if the store already has
-            an updater.
+            whose hooks or loss scaling need all parameters together; if it differs between ranks;
+            or if the store already has an updater.
 
     Example:
         >>> store = chainermn.kvstore.create('dist_sync', comm)
@@ -113,6 +115,8 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
         if kvstore._backend.server.updater is not assign:
             raise ValueError('the store already has an updater or an optimizer. Create another '
                              'store for create_kvstore_optimizer.')
+    kvstore._backend.check_same('create_kvstore_optimizer', 'update_on_kvstore='
+                                f'{bool(is_async or update_on_kvstore)}')
     if is_async or update_on_kvstore:
         kvstore.set_optimizer(actual_optimizer, 1. if is_async else 1 / kvstore.num_workers,
                               compare_settings=compare_settings)

@@ -160,6 +160,14 @@ class One(chainer.Chain):
 
 
 @pytest.mark.filterwarnings('ignore:Non finite number:UserWarning')
+@pytest.mark.mpi(min_size=2)
+def test_different_places_of_the_update(create, comm, same_error):
+    error = same_error(create_kvstore_optimizer, chainer.optimizers.SGD(), create('dist_sync'),
+                       comm.rank == 0)
+    assert 'create_kvstore_optimizer update_on_kvstore=True' in str(error)
+    assert 'create_kvstore_optimizer update_on_kvstore=False' in str(error)
+
+
 @pytest.mark.parametrize('update_on_kvstore, is_dynamic', [
     (False, False), (False, True), (True, False)])
 def test_all_compressed_gradients_are_sent(create, comm, update_on_kvstore, is_dynamic):
