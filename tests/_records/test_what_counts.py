@@ -214,16 +214,17 @@ def test_the_first_of_two_optimizers(naive, folder):
 @pytest.mark.parametrize('others', [True, False])
 def test_a_run_that_ended_before_all_ranks_used_the_second_optimizer(naive, folder, others):
     adversaries(naive, folder, .1)
+    naive.mpi_comm.Barrier()  # all ranks have read the files
     if naive.rank == 0:
         path = folder / 'optimizer2.rank0.txt'
         path.write_text(path.read_text().partition('\n')[0] + '\n')
         if not others:
             for path in folder.glob('optimizer2.rank[1-9].txt'):
                 path.unlink()
-        run = RecordedRun(folder)
-        assert [*run.ranks] == [f'rank{rank}' for rank in range(naive.size)]
-        assert compare._updates(run) == 8
     naive.mpi_comm.Barrier()
+    run = RecordedRun(folder)
+    assert [*run.ranks] == [f'rank{rank}' for rank in range(naive.size)]
+    assert compare._updates(run) == 8
 
 
 @pytest.mark.mpi_skip

@@ -159,7 +159,6 @@ class One(chainer.Chain):
         return F.sum(F.cast(self.w, np.float64) * g)
 
 
-@pytest.mark.filterwarnings('ignore:Non finite number:UserWarning')
 @pytest.mark.mpi(min_size=2)
 def test_different_places_of_the_update(create, comm, same_error):
     error = same_error(create_kvstore_optimizer, chainer.optimizers.SGD(), create('dist_sync'),
@@ -168,6 +167,7 @@ def test_different_places_of_the_update(create, comm, same_error):
     assert 'create_kvstore_optimizer update_on_kvstore=False' in str(error)
 
 
+@pytest.mark.filterwarnings('ignore:Non finite number:UserWarning')
 @pytest.mark.parametrize('update_on_kvstore, is_dynamic', [
     (False, False), (False, True), (True, False)])
 def test_all_compressed_gradients_are_sent(create, comm, update_on_kvstore, is_dynamic):
