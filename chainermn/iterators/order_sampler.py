@@ -23,6 +23,9 @@ class MultiNodeOrderSampler:
     reads only its share of the samples. :func:`chainermn.scatter_dataset`, in contrast, gives a
     rank the same samples in all epochs.
 
+    If the iterator has ``repeat=False``, its ``reset()`` starts with the order of the first epoch.
+    To shuffle again in each epoch, create the sampler and the iterator with ``seed=epoch``.
+
     A snapshot of the iterator contains the order. If the number of ranks has changed, the
     multi-node checkpointer resumes at the same sample: the new ranks share the rest of the epoch.
     (If fewer samples than ranks had been used, the epoch starts again.)

@@ -63,7 +63,8 @@ class ShardedIterator(chainer.dataset.Iterator):
               result of pyarrow's ``to_pylist``. These formats need pyarrow.
         batch_size: Number of samples per batch and rank; the same on all ranks.
         comm: ChainerMN communicator.
-        repeat: Whether to start the next epoch at the end of one.
+        repeat: Whether to start the next epoch at the end of one. If not, each pass after
+            :meth:`reset` has the same order.
         shuffle: Whether to shuffle. Otherwise, each epoch has the order of the shards.
         seed: Seed of all orders, from 0 to 2**32 - 1.
         buffer: Number of shards whose samples are mixed.
@@ -153,7 +154,11 @@ class ShardedIterator(chainer.dataset.Iterator):
         self.reset()
 
     def reset(self) -> None:
-        """Restart from the first batch."""
+        """Restart from the first batch of the first epoch.
+
+        The order does not change. To shuffle again in each epoch, use ``repeat=True``, or create
+        the iterator in each epoch with ``seed=epoch``.
+        """
         self._stop()
         self._position = Position(0, 0)
         self.is_new_epoch = False
