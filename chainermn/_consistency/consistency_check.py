@@ -283,8 +283,30 @@ class ConsistencyCheck:
         for each in signatures:
             if each.failed or each.key(equal) != first:
                 self._raise_common(signatures, details)
+        if signatures[0].caller and self.caller.place:
+            self._compare_places(signatures)
         if signatures[0].caller and self.caller.harmless is not dict:
             self._warn_of_differences()
+
+    def _compare_places(self, signatures: list[CallSignature]) -> None:
+        """Raise an error if the ranks use different ones of objects that all of them created.
+
+        If they did not create objects on the same lines in the same order, the lines show nothing.
+        """
+        caller = self.caller
+        site = self.update.text(call_site.iteration()) + call_site.describe()
+        places, created, are_accepted, sites = zip(*self.mpi_comm.allgather((
+            caller.place, caller.all_places(), caller.is_place_accepted, site)), strict=True)
+        if len(set(places)) == 1 and not any(are_accepted):
+            return
+        if any(are_accepted) or any(each != created[0] for each in created):
+            caller.accept_place()
+            return
+        self._mismatch = self.record.count, signatures
+        error = mismatch.different_objects_error(
+            caller.name, signatures[0].operation, places, sites)
+        common_error.mark(error, self.mpi_comm.rank == 0)
+        raise error
 
     def _warn_of_differences(self) -> None:
         """Warn once, on rank 0, if the callers differ in values that may differ."""

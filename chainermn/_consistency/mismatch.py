@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from chainermn._diagnostics.call_site import IN_EXTENSION
 from chainermn._operations import common_error as common_errors
-from chainermn._operations.call_signature import PROGRAM, Caller, CallSignature
+from chainermn._operations.call_signature import PROGRAM, Caller, CallSignature, Place
 from chainermn._operations.exceptions import CollectiveMismatchError
 from chainermn._operations.ranks import group_ranks, ranks_text, select_groups
 from chainermn._operations.table import CALL, DTYPE, END, ENTER_JOIN, SHAPE
@@ -141,6 +141,33 @@ def common_error(signatures: Sequence[CallSignature], failures: Sequence[RemoteE
         advice = next((caller.if_missing for caller in callers if caller.if_missing), advice)
     return CollectiveMismatchError.of(
         '\n'.join([f'{title} ({NOT_SENT})', *table, advice]), calls, every_site)
+
+
+def different_objects_error(name: str, operation: str, places: Sequence[Place],
+                            sites: Sequence[str]) -> CollectiveMismatchError:
+    """Return the error to raise if ranks use different objects of the same kind.
+
+    Args:
+        name: What the objects are.
+        operation: The operation.
+        places: For each rank, the lines that created its object.
+        sites: The call site of each rank.
+    """
+    return CollectiveMismatchError.of('\n'.join([
+        f'Collective mismatch in {name} ({operation}): ranks use objects that were created on '
+        f'different lines ({NOT_SENT})',
+        *_table([(f'{name} created at {line}{site}', '')
+                 for line, site in zip(_differing_lines(places), sites, strict=True)]),
+        'Use the objects in the same order on all ranks. Do not take them from a set, because its '
+        'order differs between processes.']), [f'{name} ({operation})'] * len(places), sites)
+
+
+def _differing_lines(places: Sequence[Place]) -> Sequence[str]:
+    """Return the innermost line of each rank that is not the same on all ranks."""
+    for lines in zip(*places, strict=False):
+        if len(set(lines)) > 1:
+            return lines
+    return [', called at '.join(place) for place in places]
 
 
 def remote_error(calls: Sequence[object], failures: Sequence[RemoteError | None]) -> Exception:

@@ -5,11 +5,13 @@ import functools
 import hashlib
 import struct
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from chainermn._operations.table import BY_NAME, CALL, DTYPE, OPERATIONS, SHAPE, Operation
+from chainermn._process import runtime
+from chainermn._process.program_place import program_lines
 
 DTYPES = tuple(np.dtype(name) for name in (
     'bool', 'int8', 'int16', 'int32', 'int64', 'uint8', 'uint16', 'uint32', 'uint64',
@@ -42,6 +44,17 @@ def digest(value: object) -> int:
     return int.from_bytes(hashed, 'little') >> 1
 
 
+#: The lines of user code that were running, innermost first.
+Place: TypeAlias = tuple[str, ...]
+
+
+class _Places(runtime.ProcessState):
+    """The places at which this process has created objects, in order."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, list[Place]] = {}
+
+
 class Caller:
     """The caller of an operation: an extension or another part of this package, not user code.
 
@@ -54,6 +67,9 @@ class Caller:
         if_missing: Advice in case other ranks make a different call instead.
 
     Attributes:
+        place: The lines of user code that created the object, if they are compared; see
+            :meth:`remember_place`.
+        is_place_accepted: Whether the place may differ between ranks.
         digest: 31-bit digest of name, options and state; 0 stands for user code.
         options_digest: Digest of name and options.
     """
@@ -68,6 +84,8 @@ class Caller:
         self._state_digest = 0
         self._state: Callable[[], Mapping[str, str]] = dict
         self._harmless_digest, self._are_accepted = 0, False
+        self.place: Place = ()
+        self._place_digest, self.is_place_accepted = 0, False
         #: Function that returns, by name, values that cause only a warning if they differ.
         self.harmless: Callable[[], Mapping[str, str]] = dict
         self.set_options(options or {})
@@ -95,12 +113,30 @@ class Caller:
         """Replace the digests of the values that the functions of :meth:`set_state` return."""
         self._state_digest, self._harmless_digest = state, harmless
         self.digest = digest = ((self._short_digest ^ state) & _MASK) + 1 if self.name else 0
-        #: Also differs between ranks if harmless values differ, unless that was accepted.
-        self.identity = digest if self._are_accepted else digest ^ harmless
+        #: Also differs between ranks if harmless values or the places differ, unless that was
+        #: accepted.
+        self.identity = (digest ^ (0 if self._are_accepted else harmless)
+                         ^ (0 if self.is_place_accepted else self._place_digest))
 
     def accept_differences(self) -> None:
         """Ignore differences in harmless values from now on."""
         self._are_accepted = True
+        self.set_digests(self._state_digest, self._harmless_digest)
+
+    def remember_place(self) -> None:
+        """Compare the lines of user code that create the object with those on other ranks."""
+        self.place = program_lines()
+        runtime.get(_Places).by_name.setdefault(self.name, []).append(self.place)
+        self._place_digest = digest(self.place) & _MASK
+        self.set_digests(self._state_digest, self._harmless_digest)
+
+    def all_places(self) -> list[Place]:
+        """Return the places of all objects of the same name that this process has created."""
+        return runtime.get(_Places).by_name[self.name]
+
+    def accept_place(self) -> None:
+        """Ignore differences between places from now on."""
+        self.is_place_accepted = True
         self.set_digests(self._state_digest, self._harmless_digest)
 
     @property

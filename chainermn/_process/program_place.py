@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 import threading
+from types import FrameType
 
 import six  # type: ignore[import-untyped]
 
@@ -31,3 +32,14 @@ def program_place() -> tuple[str, int]:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGES):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
+
+
+def program_lines() -> tuple[str, ...]:
+    """Return the lines of user code that are running, such as ``train.py:8``, innermost first."""
+    lines: list[str] = []
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(PACKAGES):
+            lines.append(f'{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}')
+        frame = frame.f_back
+    return tuple(lines)

@@ -10,6 +10,7 @@ import chainer
 import numpy as np
 
 from chainermn._operations.arguments import is_integer
+from chainermn._operations.call_signature import Caller
 from chainermn._operations.on_all_ranks import (
     check_equal,
     on_all_ranks,
@@ -124,6 +125,8 @@ class Pipeline:
         self._recompute = recompute
         self._plan: _Plan | None = None  # created by the first call
         self._transfers = Transfers()
+        self._caller = Caller('Pipeline')
+        self._caller.remember_place()
         self._n_calls = 0
         self._has_warned = False  # of targets that differ between ranks
 
@@ -242,7 +245,7 @@ class Pipeline:
                 n_examples = micro_batches.count(batch)
                 if self._model.has_target and self._n_calls <= targets.N_COMPARED:
                     target = targets.digest(batch[0][-1])
-        with comm.called_by('Pipeline'):
+        with comm.called_by(self._caller):
             counts, digests, scales, options = zip(*comm.allgather_obj((
                 n_examples, target, loss_scale(collected.params),
                 {'n_micro_batches': self.n_micro_batches, 'schedule': self.schedule,
@@ -267,7 +270,7 @@ class Pipeline:
     def _total(self, execution: Execution, is_finite: bool) -> tuple[Array, bool]:
         """Report the observations. Return the loss and whether all gradients are finite."""
         loss = execution.loss
-        with self._comm.called_by('Pipeline'):
+        with self._comm.called_by(self._caller):
             losses, means, finite, differences = zip(*self._comm.allgather_obj((
                 None if loss is None else (float(loss), loss.dtype.str),
                 execution.observations.means(), is_finite, execution.difference())), strict=True)

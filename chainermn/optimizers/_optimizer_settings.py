@@ -81,6 +81,8 @@ class OptimizerSettings:
             f'pass compare_settings=False to {creator}.',
             warning=(f'hooks of {name} differ between ranks', 'If they change gradients or '
                      'parameters, the models drift apart. In this case, add them on all ranks.'))
+        if is_compared:
+            self.caller.remember_place()
         self.is_compared = is_compared
         self._noise = noise
         self._optimizer = actual_optimizer

@@ -219,14 +219,16 @@ def test_processes_that_a_rank_leaves_running_are_not_waited_for():
 
 
 @pytest.mark.slow
-def test_launch_from_a_rank():
+def test_launch_from_a_rank(tmp_path):
     def outer(comm):
         assert launcher.is_connected() == ('PMI_FD' in os.environ)  # although it was forked
         os.environ['CHAINERMN_RUN_LINK'] = 'for this job'
         return chainermn.launch(
             lambda inner, x: (inner.size, x, os.environ.get('CHAINERMN_RUN_LINK')), 1, comm.rank)
 
-    assert chainermn.launch(outer, 2) == [[(1, 0, None)], [(1, 1, None)]]
+    files = {'CHAINERMN_TIMELINE': str(tmp_path / 'a.json'),
+             'CHAINERMN_RECORD': str(tmp_path / 'record')}
+    assert chainermn.launch(outer, 2, env=files) == [[(1, 0, None)], [(1, 1, None)]]
 
 
 @pytest.mark.slow

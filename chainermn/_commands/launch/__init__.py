@@ -22,6 +22,7 @@ from chainermn._commands.launch import rank_process, serialization
 from chainermn._commands.launch.rank_failure import read_failures
 from chainermn._operations.ranks import ranks_text
 from chainermn._process import mpiexec, streams
+from chainermn._process.environment import METRICS, RECORD, TIMELINE
 from chainermn._process.running_time import RunningClock
 from chainermn._types import Object
 from chainermn.communicators import CommunicatorName
@@ -62,7 +63,9 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
         timeout: Seconds within which all processes must finish; ``None`` for no limit.
         env: Additional environment variables for the processes. Unless ``OMP_NUM_THREADS`` is
             set here or in the environment of the caller, it is set to the number of available
-            cores divided by ``n``, but at least 1.
+            cores divided by ``n``, but at least 1. From a process that uses MPI, the variables
+            ``CHAINERMN_METRICS``, ``CHAINERMN_RECORD`` and ``CHAINERMN_TIMELINE`` are not
+            inherited.
         kwargs: Keyword arguments of ``fn``. If one of them has the name of an argument above, use
             ``functools.partial``.
 
@@ -106,7 +109,11 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
             raise TypeError(f'{_name(fn)} or one of its arguments {error}{advice}') from None
         with open(f'{folder}/path', 'w') as file:  # folders from which the ranks import modules
             json.dump([entry for entry in sys.path if isinstance(entry, str)], file)
-        environment = {**mpiexec.environment(n, _LOCAL_ONLY), **(env or {})}
+        environment = mpiexec.environment(n, _LOCAL_ONLY)
+        if 'mpi4py.MPI' in sys.modules:  # the caller uses these files and ports
+            for name in (METRICS, RECORD, TIMELINE):
+                environment.pop(name, None)
+        environment.update(env or {})
         with _started([*command, folder], environment, folder, n) as process:
             output = _wait(process, folder, n, timeout)
             if failures := read_failures(folder):
