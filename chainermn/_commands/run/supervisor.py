@@ -34,7 +34,8 @@ _SIZE = 4096  # bytes that a pipe accepts at once if it accepts any
 #: from mpiexec.
 _OURS = re.compile(
     rb'(\[\d+\] )?chainermn: rank \d+ of \d+ \(.*\) (failed: killed by SIG(INT|TERM|KILL)\b'
-    rb'|ended first on its host: killed by |aborts the job: (sys\.exit with status \d+'
+    rb'|ended first on its host: killed by |aborts the job: ('
+    rb'sys\.exit with status \d+(, called at .*)?'
     rb'|interrupted by Ctrl-C or SIGINT)$)')
 _STACK = re.compile(rb'(\[\d+\] )?(Stack \(most|  )')
 _OF_MPIEXEC = re.compile(
