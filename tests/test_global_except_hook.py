@@ -136,7 +136,7 @@ def test_an_error_of_all_ranks_is_printed_once_without_internal_frames(
 @pytest.mark.sample(2)
 @pytest.mark.parametrize('code, text, is_internal', [
     ('comm.send(1, dest=7, tag=0)', 'dest must be a rank from 0 to 1, not 7', False),
-    ("chainermn.create_multi_node_optimizer('Adam', comm)", 'needs an optimizer', False),
+    ("chainermn.create_multi_node_optimizer('Adam', comm)", 'needs a chainer.Optimizer', False),
     ('comm.__dict__.clear(); comm.size', "no attribute '_size'", True),
     ('chainer.functions.linear(np.ones((2, 3)), np.ones((2, 4)))', 'Actual: 3 != 4', False),
 ], ids=['value', 'type', 'not raised', "Chainer's"])
