@@ -296,10 +296,10 @@ class ConsistencyCheck:
         caller = self.caller
         site = self.update.text(call_site.iteration()) + call_site.describe()
         places, created, are_accepted, sites = zip(*self.mpi_comm.allgather((
-            caller.place, caller.all_places(), caller.is_place_accepted, site)), strict=True)
+            caller.place, caller.created(), caller.is_place_accepted, site)), strict=True)
         if len(set(places)) == 1 and not any(are_accepted):
             return
-        if any(are_accepted) or any(each != created[0] for each in created):
+        if any(are_accepted) or len(set(created)) > 1:
             caller.accept_place()
             return
         self._mismatch = self.record.count, signatures

@@ -49,10 +49,10 @@ Place: TypeAlias = tuple[str, ...]
 
 
 class _Places(runtime.ProcessState):
-    """The places at which this process has created objects, in order."""
+    """A digest of the places at which this process has created objects, in order, by name."""
 
     def __init__(self) -> None:
-        self.by_name: dict[str, list[Place]] = {}
+        self.digests: dict[str, int] = {}
 
 
 class Caller:
@@ -126,13 +126,14 @@ class Caller:
     def remember_place(self) -> None:
         """Compare the lines of user code that create the object with those on other ranks."""
         self.place = program_lines()
-        runtime.get(_Places).by_name.setdefault(self.name, []).append(self.place)
+        digests = runtime.get(_Places).digests
+        digests[self.name] = digest((digests.get(self.name), self.place))
         self._place_digest = digest(self.place) & _MASK
         self.set_digests(self._state_digest, self._harmless_digest)
 
-    def all_places(self) -> list[Place]:
-        """Return the places of all objects of the same name that this process has created."""
-        return runtime.get(_Places).by_name[self.name]
+    def created(self) -> int:
+        """Return a digest of the places of all objects of this name that were created so far."""
+        return runtime.get(_Places).digests.get(self.name, 0)
 
     def accept_place(self) -> None:
         """Ignore differences between places from now on."""

@@ -57,7 +57,7 @@ objects = st.builds(
     communicator=st.sampled_from(['naive', 'flat']))
 
 
-@law(objects, planted(Caller, 'all_places', lambda all_places: lambda self: []), examples=20)
+@law(objects, planted(Caller, 'created', lambda created: lambda self: 0), examples=20)
 def test_objects(comm, program):
     """Ranks that use different ones of the objects that all created raise; all else is allowed."""
     name = f'object {next(_numbers)}'
